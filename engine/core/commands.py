@@ -1,0 +1,72 @@
+"""Commands: the only way anything outside changes the kernel. Plain picklable data."""
+
+from dataclasses import dataclass
+
+from engine.core.plan import IntArray, Sampling
+from telemetry.events import Cause
+from telemetry.lineage import Lineage, Scope
+
+
+@dataclass(frozen=True, slots=True)
+class FlowNode:
+    """One level of a flow's path: its name among its siblings and its weight."""
+
+    name: str
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Ask for `len(sequences)` choices of one prompt.
+
+    The prompt is computed and charged once; choice i draws with `sampling.seed + i`.
+    `prompt` is int32 of shape [tokens]; `block_hashes` are those of `engine.core.hashing` for its
+    full blocks, computed by the caller so that the engine thread does not. `deadline` and
+    `first_token_deadline` are monotonic nanoseconds. `queue_requests` and `queue_tokens` cap what
+    the tenant (the first node of `flow`) may have waiting.
+    """
+
+    lineage: Lineage
+    sequences: tuple[int, ...]
+    flow: tuple[FlowNode, ...]
+    prompt: IntArray
+    block_hashes: tuple[bytes, ...]
+    max_tokens: int
+    sampling: Sampling
+    deadline: int | None = None
+    first_token_deadline: int | None = None
+    queue_requests: int | None = None
+    queue_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End everything under `scope`. With `remember`, later arrivals under it are refused too."""
+
+    scope: Scope
+    cause: Cause = Cause.CANCELLED
+    remember: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The detokeniser found a stop string: keep `output_tokens` tokens, discard what follows."""
+
+    sequence: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalService:
+    """Another replica served this flow: count `amount` (cost units) against its share."""
+
+    flow: tuple[FlowNode, ...]
+    amount: float
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Refuse all further work; what is queued or running goes on."""
+
+
+Command = Submit | Cancel | Finish | ExternalService | Drain

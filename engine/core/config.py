@@ -1,0 +1,52 @@
+"""Kernel configuration. A plain dataclass, so that gateway and loadgen share it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class KernelConfig:
+    """Sizes and limits of one engine. Every queue and table of the kernel is bounded by these."""
+
+    num_blocks: int  # KV blocks in the pool
+    block_size: int = 16  # tokens in a KV block
+    max_running: int = 64  # sequences in the batch
+    max_step_tokens: int = 512  # positions computed by one step
+    min_chunk: int = 32  # smallest prefill chunk worth a step, in tokens
+    max_context: int = 8192  # prompt plus output, in tokens
+    vocab_size: int = 49152
+    max_queued_requests: int = 1024  # waiting sequences of all tenants together
+    max_queued_tokens: int = 2_000_000  # their prompt tokens
+    tenant_queued_requests: int = 256  # default cap of one tenant, unless its record says otherwise
+    tenant_queued_tokens: int = 500_000
+    kv_reserve: float = 0.02  # share of the pool kept free for growth when admitting
+    kv_bypass_limit: int = 32  # admissions that may pass a head that waits for KV blocks
+    max_tombstones: int = 4096  # cancelled scopes remembered
+    tombstone_ttl: int = 600_000_000_000  # nanoseconds
+    draft_tokens: int = 0  # speculative positions after each decode position
+    max_flows: int = 10_000  # nodes of the flow tree
+
+    def __post_init__(self) -> None:
+        for name in (
+            "num_blocks",
+            "block_size",
+            "max_running",
+            "max_step_tokens",
+            "min_chunk",
+            "max_context",
+            "vocab_size",
+            "max_queued_requests",
+            "max_queued_tokens",
+            "tenant_queued_requests",
+            "tenant_queued_tokens",
+            "max_tombstones",
+            "max_flows",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if not 0 <= self.kv_reserve < 1:
+            raise ValueError(f"kv_reserve must be in [0, 1), not {self.kv_reserve}")
+        if self.max_step_tokens < self.max_running * (1 + self.draft_tokens):
+            raise ValueError(
+                f"max_step_tokens ({self.max_step_tokens}) must hold one decode row for each of "
+                f"max_running ({self.max_running}) sequences and its {self.draft_tokens} drafts"
+            )
