@@ -1,0 +1,306 @@
+"""The one table from a reason to its HTTP answer, and the error every handler raises.
+
+Bodies have OpenAI's shape. The same row serves a refusal (a real status) and a failure in the
+middle of a stream (in-band, without one).
+"""
+
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+
+import orjson
+
+from engine.core.outputs import Finished
+from telemetry.events import Cause
+
+FINISH_REASONS = {Cause.STOP: "stop", Cause.STOP_STRING: "stop", Cause.LENGTH: "length"}
+
+# Stock clients sleep through or ignore a longer Retry-After, so they are told not to retry.
+LONGEST_WAIT_MS = 60_000
+JITTER = 0.25
+
+
+class Reason(StrEnum):
+    """Why the edge itself refuses; the engine's reasons are `Cause`."""
+
+    INVALID_JSON = "invalid_json"
+    INVALID_VALUE = "invalid_value"
+    INVALID_HEADER = "invalid_header"
+    UNKNOWN_PARAMETER = "unknown_parameter"
+    UNSUPPORTED_PARAMETER = "unsupported_parameter"
+    CONTEXT_LENGTH = "context_length"
+    BAD_KEY = "bad_key"
+    SCOPE = "scope"
+    MODEL_NOT_FOUND = "model_not_found"
+    NOT_FOUND = "not_found"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
+    BODY_TIMEOUT = "body_timeout"
+    BODY_TOO_LARGE = "body_too_large"
+    TENANT_BUSY = "tenant_busy"
+    SERVER_BUSY = "server_busy"
+    ENGINE_NOT_READY = "engine_not_ready"
+    STORE_UNAVAILABLE = "store_unavailable"
+    INTERNAL = "internal"
+
+
+class Retry(Enum):
+    """What the caller is told about trying again."""
+
+    UNSAID = "unsaid"  # the status says it
+    LATER = "later"  # Retry-After
+    NEVER = "never"  # x-should-retry: false; stock clients resubmit a 504 otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table. `wait_ms` is used when the reason brings no estimate of its own."""
+
+    status: int
+    type: str
+    code: str
+    message: str
+    retry: Retry = Retry.UNSAID
+    wait_ms: int = 1000
+
+
+def _bad(code: str, message: str) -> Row:
+    return Row(400, "invalid_request_error", code, message)
+
+
+TABLE: Mapping[Cause | Reason, Row] = {
+    Reason.INVALID_JSON: _bad("invalid_json", "The body is not valid JSON."),
+    Reason.INVALID_VALUE: _bad("invalid_value", "A parameter has a value that is not allowed."),
+    Reason.INVALID_HEADER: _bad("invalid_header", "A header has a value that is not allowed."),
+    Reason.UNKNOWN_PARAMETER: _bad("unknown_parameter", "There is no such parameter."),
+    Reason.UNSUPPORTED_PARAMETER: _bad("unsupported_parameter", "This is not supported here."),
+    Reason.CONTEXT_LENGTH: _bad(
+        "context_length_exceeded", "The prompt and the output asked for exceed the context."
+    ),
+    Cause.TOO_LARGE: _bad(
+        "context_length_exceeded", "The request can never fit; shorten the prompt or max_tokens."
+    ),
+    Cause.BAD_TOKEN: _bad("invalid_value", "The prompt holds a token id outside the vocabulary."),
+    Reason.BAD_KEY: Row(
+        401, "authentication_error", "invalid_api_key", "The API key is not valid."
+    ),
+    Reason.SCOPE: Row(
+        403, "permission_error", "insufficient_scope", "The API key may not do this."
+    ),
+    Reason.MODEL_NOT_FOUND: Row(
+        404,
+        "not_found_error",
+        "model_not_found",
+        "The model does not exist or is not yours to use.",
+    ),
+    Reason.NOT_FOUND: Row(404, "not_found_error", "not_found", "There is nothing at this path."),
+    Reason.METHOD_NOT_ALLOWED: Row(
+        405, "invalid_request_error", "method_not_allowed", "This path has no such method."
+    ),
+    Reason.BODY_TIMEOUT: Row(
+        408, "invalid_request_error", "body_timeout", "The request body arrived too slowly."
+    ),
+    Reason.BODY_TOO_LARGE: Row(
+        413, "invalid_request_error", "body_too_large", "The request body is too large."
+    ),
+    Reason.TENANT_BUSY: Row(
+        429,
+        "rate_limit_error",
+        "rate_limit_exceeded",
+        "Too many requests of this tenant are open; retry after the time given.",
+        Retry.LATER,
+    ),
+    Cause.QUEUE_FULL: Row(
+        429,
+        "rate_limit_error",
+        "queue_full",
+        "The tenant's queue is full; retry after the time given.",
+        Retry.LATER,
+    ),
+    Cause.CANCELLED: Row(499, "cancelled", "cancelled", "The request was cancelled.", Retry.NEVER),
+    Cause.TASK_CANCELLED: Row(
+        499, "cancelled", "cancelled", "The task was cancelled; use a new task id.", Retry.NEVER
+    ),
+    Cause.DISCONNECTED: Row(
+        499, "cancelled", "disconnected", "The caller closed the connection.", Retry.NEVER
+    ),
+    Cause.SLOW_READER: Row(
+        499, "cancelled", "slow_reader", "The stream was not read fast enough.", Retry.NEVER
+    ),
+    Reason.INTERNAL: Row(
+        500, "server_error", "internal_error", "The server failed; report the x-request-id."
+    ),
+    Cause.DUPLICATE: Row(
+        500, "server_error", "internal_error", "The server failed; report the x-request-id."
+    ),
+    Cause.NUMERICAL: Row(
+        500,
+        "server_error",
+        "numerical_error",
+        "The model produced no valid next token for this request.",
+        Retry.NEVER,
+    ),
+    Cause.CONSTRAINT: Row(
+        500,
+        "server_error",
+        "constraint_error",
+        "The output constraint of this request failed.",
+        Retry.NEVER,
+    ),
+    Reason.SERVER_BUSY: Row(
+        503,
+        "overloaded_error",
+        "saturated",
+        "The server has too many open requests; retry after the time given.",
+        Retry.LATER,
+    ),
+    Cause.SATURATED: Row(
+        503,
+        "overloaded_error",
+        "saturated",
+        "The server's queue is full; retry after the time given.",
+        Retry.LATER,
+    ),
+    Cause.DRAINING: Row(
+        503,
+        "overloaded_error",
+        "draining",
+        "The server is shutting down and takes no new work; retry after the time given.",
+        Retry.LATER,
+        5000,
+    ),
+    Cause.SHUTDOWN: Row(
+        503,
+        "overloaded_error",
+        "shutting_down",
+        "The server shut down before the output was complete.",
+        Retry.LATER,
+        5000,
+    ),
+    Cause.ENGINE_FAILED: Row(
+        503,
+        "overloaded_error",
+        "engine_restarting",
+        "The model engine failed and restarts; retry after the time given.",
+        Retry.LATER,
+        5000,
+    ),
+    Reason.ENGINE_NOT_READY: Row(
+        503,
+        "overloaded_error",
+        "engine_not_ready",
+        "The model engine is not ready; retry after the time given.",
+        Retry.LATER,
+        5000,
+    ),
+    Reason.STORE_UNAVAILABLE: Row(
+        503,
+        "overloaded_error",
+        "store_unavailable",
+        "API keys cannot be checked at the moment; retry after the time given.",
+        Retry.LATER,
+        2000,
+    ),
+    Cause.DEADLINE: Row(
+        504, "timeout_error", "deadline_exceeded", "The deadline passed.", Retry.NEVER
+    ),
+    Cause.FIRST_TOKEN_DEADLINE: Row(
+        504,
+        "timeout_error",
+        "deadline_exceeded",
+        "The first-token deadline passed before any output.",
+        Retry.NEVER,
+    ),
+}
+
+
+class ApiError(Exception):
+    """A refusal or failure for the caller. `facts` become further members of the error object.
+
+    `retry_after` is the engine's own estimate, in nanoseconds. `closes` asks for the connection to
+    be closed because the rest of the request will not be read.
+    """
+
+    def __init__(
+        self,
+        reason: Cause | Reason,
+        message: str | None = None,
+        *,
+        param: str | None = None,
+        facts: Mapping[str, object] | None = None,
+        retry_after: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        closes: bool = False,
+    ) -> None:
+        self.reason = reason
+        self.row = TABLE[reason]
+        self.message = message or self.row.message
+        self.param = param
+        self.facts = dict(facts or {})
+        self.retry_after = retry_after
+        self.headers = dict(headers or {})
+        self.closes = closes
+        super().__init__(self.message)
+
+
+def from_finished(finished: Finished, facts: Mapping[str, object] | None = None) -> ApiError:
+    """The error for an engine's outcome that is not a completion."""
+    row = TABLE[finished.cause]
+    message = f"{row.message} ({finished.detail})" if finished.detail else row.message
+    return ApiError(
+        finished.cause,
+        message,
+        param="prompt" if finished.cause is Cause.BAD_TOKEN else None,
+        facts={"cause": str(finished.cause), **(facts or {})},
+        retry_after=finished.retry_after,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """An error ready for the wire; `body` alone is what a stream sends in-band."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+def render(error: ApiError) -> Rendered:
+    """Body and headers of `error`; waits are de-synchronised among callers by up to a quarter."""
+    row = error.row
+    facts = dict(error.facts)
+    headers = [(name.encode(), value.encode("latin-1")) for name, value in error.headers.items()]
+    if row.retry is Retry.LATER:
+        wait_ms = _wait_ms(error)
+        facts["retry_after_ms"] = wait_ms
+        headers.append((b"retry-after", str(math.ceil(wait_ms / 1000)).encode()))
+        headers.append((b"retry-after-ms", str(wait_ms).encode()))
+        if wait_ms > LONGEST_WAIT_MS:
+            headers.append((b"x-should-retry", b"false"))
+    elif row.retry is Retry.NEVER:
+        headers.append((b"x-should-retry", b"false"))
+    if error.closes:
+        headers.append((b"connection", b"close"))
+    body = orjson.dumps(
+        {
+            "error": {
+                "message": error.message,
+                "type": row.type,
+                "param": error.param,
+                "code": row.code,
+                **facts,
+            }
+        }
+    )
+    return Rendered(row.status, headers, body)
+
+
+def _wait_ms(error: ApiError) -> int:
+    estimate = error.row.wait_ms
+    if error.retry_after is not None:
+        estimate = max(1, math.ceil(error.retry_after / 1_000_000))
+    most = estimate * (1 + JITTER)
+    if estimate <= LONGEST_WAIT_MS:
+        most = min(most, LONGEST_WAIT_MS)
+    return math.ceil(random.uniform(estimate, most))

@@ -1,0 +1,61 @@
+"""Cancellation identities and the request id, read from headers or made up."""
+
+import re
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gateway.errors import ApiError, Reason
+from telemetry.lineage import Lineage
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+=-]{0,127}", re.ASCII)
+_RULE = (
+    "must be 1 to 128 characters out of A-Z a-z 0-9 . _ : @ + = - and start with one of A-Z a-z 0-9"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """What the caller said. A part left out stands for the request alone."""
+
+    request: str
+    task: str | None
+    run: str | None
+    attempt: str | None
+
+    def lineage(self, tenant: str) -> Lineage:
+        return Lineage(
+            tenant=tenant,
+            task=self.task or self.request,
+            run=self.run or self.request,
+            attempt=self.attempt or self.request,
+            request=self.request,
+        )
+
+
+def valid_id(text: str) -> bool:
+    return _ID.fullmatch(text) is not None
+
+
+def check_id(name: str, text: str) -> str:
+    """`text` itself, or ApiError 400 that names the header or path part `name`."""
+    if not valid_id(text):
+        raise ApiError(Reason.INVALID_HEADER, f"{name} {_RULE}.", param=name)
+    return text
+
+
+def request_id(headers: Mapping[str, str]) -> str:
+    """The caller's `x-request-id`, or a new one where it is absent or not fit to be echoed."""
+    given = headers.get("x-request-id", "")
+    return given if valid_id(given) else f"req-{uuid.uuid4().hex}"
+
+
+def read_ids(headers: Mapping[str, str], request: str) -> Ids:
+    """Ids of a call that answers as `request`. Raises ApiError 400 for a malformed header."""
+    if "x-request-id" in headers:
+        check_id("x-request-id", headers["x-request-id"])
+    parts = (
+        check_id(name, headers[name]) if name in headers else None
+        for name in ("x-task-id", "x-run-id", "x-attempt-id")
+    )
+    return Ids(request, *parts)

@@ -1,0 +1,91 @@
+"""The refusal table: complete, and right on the wire."""
+
+import orjson
+import pytest
+
+from engine.core.outputs import Finished
+from gateway.errors import FINISH_REASONS, TABLE, ApiError, Reason, Retry, from_finished, render
+from telemetry.events import Cause
+
+SECOND = 1_000_000_000
+
+
+def headers_of(error: ApiError) -> dict[str, str]:
+    return {name.decode(): value.decode() for name, value in render(error).headers}
+
+
+def test_every_cause_is_either_a_completion_or_has_a_row():
+    assert set(FINISH_REASONS) | set(TABLE) == set(Cause) | set(Reason)
+    assert not set(FINISH_REASONS) & set(TABLE)
+    assert set(FINISH_REASONS.values()) == {"stop", "length"}
+
+
+def test_every_429_and_503_says_when_to_retry():
+    waiting = {reason for reason, row in TABLE.items() if row.status in {429, 503}}
+    assert waiting == {reason for reason, row in TABLE.items() if row.retry is Retry.LATER}
+    for reason in waiting:
+        headers = headers_of(ApiError(reason))
+        seconds, milliseconds = int(headers["retry-after"]), int(headers["retry-after-ms"])
+        assert 1 <= seconds <= 60
+        assert (seconds - 1) * 1000 < milliseconds <= seconds * 1000
+        assert "x-should-retry" not in headers
+
+
+@pytest.mark.parametrize(
+    "cause", [Cause.DEADLINE, Cause.FIRST_TOKEN_DEADLINE, Cause.CANCELLED, Cause.TASK_CANCELLED]
+)
+def test_hopeless_work_is_not_resubmitted(cause):
+    assert headers_of(ApiError(cause)) == {"x-should-retry": "false"}
+
+
+def test_bad_input_says_nothing_about_retries():
+    assert headers_of(ApiError(Reason.INVALID_VALUE)) == {}
+
+
+@pytest.mark.parametrize(
+    ("estimate", "least", "most"),
+    [(1, 1, 2), (2 * SECOND, 2000, 2500), (59 * SECOND, 59000, 60000)],
+)
+def test_a_wait_is_the_estimate_plus_up_to_a_quarter(estimate, least, most):
+    waits = set()
+    for _ in range(50):
+        error = ApiError(Cause.QUEUE_FULL, retry_after=estimate)
+        rendered = render(error)
+        headers = {name.decode(): value.decode() for name, value in rendered.headers}
+        wait = int(headers["retry-after-ms"])
+        assert orjson.loads(rendered.body)["error"]["retry_after_ms"] == wait
+        waits.add(wait)
+    assert least <= min(waits)
+    assert max(waits) <= most
+    assert len(waits) > 10 or most - least < 10
+
+
+def test_a_wait_over_a_minute_is_told_but_not_retried():
+    headers = headers_of(ApiError(Cause.QUEUE_FULL, retry_after=100 * SECOND))
+    assert 100 <= int(headers["retry-after"]) <= 125
+    assert headers["x-should-retry"] == "false"
+
+
+def test_body_has_openais_shape_and_the_facts():
+    error = ApiError(Reason.BODY_TOO_LARGE, param="body", facts={"limit": 7}, closes=True)
+    rendered = render(error)
+    assert rendered.status == 413
+    assert (b"connection", b"close") in rendered.headers
+    assert orjson.loads(rendered.body) == {
+        "error": {
+            "message": "The request body is too large.",
+            "type": "invalid_request_error",
+            "param": "body",
+            "code": "body_too_large",
+            "limit": 7,
+        }
+    }
+
+
+def test_an_engines_outcome_keeps_cause_detail_and_estimate():
+    finished = Finished(Cause.QUEUE_FULL, 10, 0, 0, detail="cap 4", retry_after=3 * SECOND)
+    error = from_finished(finished, {"usage": {"total_tokens": 10}})
+    assert error.row.status == 429
+    assert error.message.endswith("(cap 4)")
+    assert error.facts == {"cause": "queue_full", "usage": {"total_tokens": 10}}
+    assert error.retry_after == 3 * SECOND
