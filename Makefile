@@ -1,0 +1,38 @@
+# `make serve` and `make test` do their own set-up; `make help` lists everything.
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-test serve check test docs clean
+
+BIN := .venv/bin
+PY := $(BIN)/python
+CODE := gateway engine policies tenants telemetry loadgen tests
+
+help:  ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup:
+	@sh scripts/setup.sh run
+
+setup-test:
+	@sh scripts/setup.sh test
+
+serve: setup  ## Serve the default model to two demo tenants on 127.0.0.1:8000
+	@$(BIN)/watermaster model pull
+	@$(BIN)/watermaster demo
+	@exec $(BIN)/watermaster serve
+
+check: setup-test  ## Style, types and import contracts
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: check  ## Everything CI runs: `make check`, fast tests, then those with a model or a server
+	$(PY) -m pytest -m "not model and not server"
+	$(PY) -m pytest -m "model or server"
+
+docs: setup  ## Write docs/configuration.md and watermaster.example.toml anew
+	$(BIN)/watermaster config docs > docs/configuration.md
+	$(BIN)/watermaster config example > watermaster.example.toml
+
+clean:  ## Remove .venv and what tools left behind; models and tenants stay
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
