@@ -1,0 +1,101 @@
+"""The connection to the store: one pool, retries, and one kind of error for a store away.
+
+Any single Redis (6.2 or later) or Valkey server, with or without replicas; not Redis Cluster,
+since a script may reach a record whose name it finds in another.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from redis import asyncio as redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, AuthorizationError, RedisError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, stop_after_delay
+from tenacity.stop import stop_base
+from tenacity.wait import wait_random_exponential
+
+from tenants.scripts import sources
+
+_CONNECTIONS = 16
+_ANSWER_SECONDS = 2.0  # scripts take microseconds; a server later than this is not there
+# A server that was restarted is found again without the caller noticing; one that hangs costs
+# the caller one timeout, not three.
+_PERSISTENCE = stop_after_attempt(3) | stop_after_delay(_ANSWER_SECONDS)
+_PAUSE = wait_random_exponential(multiplier=0.02, max=0.5)
+
+T = TypeVar("T")
+
+
+class StoreError(Exception):
+    """The base of everything the store raises."""
+
+
+class StoreUnavailable(StoreError):  # noqa: N818 - reads better without
+    """The store cannot be reached, or cannot do what it was asked. Trying later may help."""
+
+
+class Connection:
+    """Runs commands and scripts; raises StoreUnavailable when that cannot be done.
+
+    A write whose answer is lost is sent again, so every script knows a repeat of itself.
+    """
+
+    def __init__(self, url: str) -> None:
+        try:
+            pool = redis.BlockingConnectionPool.from_url(
+                url,
+                max_connections=_CONNECTIONS,
+                timeout=_ANSWER_SECONDS,
+                socket_timeout=_ANSWER_SECONDS,
+                socket_connect_timeout=_ANSWER_SECONDS,
+                decode_responses=True,
+                protocol=2,
+                retry=Retry(NoBackoff(), 0),  # tenacity does it
+            )
+        except ValueError:
+            # The URL may hold a password, which the error may quote.
+            raise StoreError(
+                "the store's URL must look like redis://host:6379/0, rediss://host:6379/0 or "
+                "unix:///path/to/socket"
+            ) from None
+        self._client = redis.Redis.from_pool(pool)
+        self._scripts = {
+            name: self._client.register_script(source) for name, source in sources().items()
+        }
+
+    async def reach(self, patience: float) -> None:
+        """Wait up to `patience` seconds for the server to answer."""
+        await self._attempt(self._client.ping, stop_after_delay(patience))
+
+    async def run(self, script: str, keys: list[str], args: list[str]) -> Any:
+        """Run a script of `tenants.scripts`, called by its name."""
+        return await self.call(lambda _: self._scripts[script](keys=keys, args=args))
+
+    async def call(self, operation: Callable[[Any], Awaitable[T]]) -> T:
+        """Run `operation` on the client, again if the connection broke meanwhile."""
+        return await self._attempt(lambda: operation(self._client), _PERSISTENCE)
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def _attempt(self, operation: Callable[[], Awaitable[T]], stop: stop_base) -> T:
+        retrying = AsyncRetrying(
+            stop=stop, wait=_PAUSE, retry=retry_if_exception(_passing), reraise=True
+        )
+
+        async def once() -> T:
+            return await operation()
+
+        try:
+            return await retrying(once)
+        except RedisError as error:
+            raise StoreUnavailable(f"the store does not answer as it should: {error}") from error
+
+
+def _passing(error: BaseException) -> bool:
+    """Whether the error may be gone at once: a connection that broke, a server that starts."""
+    refused = isinstance(error, AuthenticationError | AuthorizationError)
+    return isinstance(error, RedisConnectionError | RedisTimeoutError) and not refused

@@ -1,0 +1,152 @@
+"""Tenants, their keys, and who a request speaks for. Plain data: no store, no network."""
+
+import math
+import re
+from dataclasses import dataclass, field
+
+INFERENCE = "inference"
+ADMIN = "admin"
+SCOPES = frozenset({INFERENCE, ADMIN})
+
+_TENANT_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+_MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,199}")
+_RESERVED = frozenset({"other"})  # the metrics' label for tenants beyond their cap
+_MIN_WEIGHT, _MAX_WEIGHT = 1e-6, 1e6  # beyond these, ratios of service lose all precision
+_MAX_CAP = 10**12
+
+_CAPS = (
+    "queue_requests",
+    "queue_tokens",
+    "default_timeout_ms",
+    "max_timeout_ms",
+    "default_max_tokens",
+    "max_max_tokens",
+)
+
+
+class InvalidRecord(ValueError):  # noqa: N818 - reads better without
+    """A field of a tenant or a key has a value that makes no sense; `field` names it."""
+
+    def __init__(self, field_name: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field_name
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Who shares the engine. Every cap is optional: None leaves it to the server's own.
+
+    `weight` is the share relative to other tenants; `queue_requests` and `queue_tokens` cap what
+    may wait; timeouts are milliseconds and output caps tokens, each as a default for requests
+    that name none and as a ceiling. `created` is Unix seconds, set by the store.
+    """
+
+    id: str
+    weight: float = 1.0
+    disabled: bool = False
+    queue_requests: int | None = None
+    queue_tokens: int | None = None
+    default_timeout_ms: int | None = None
+    max_timeout_ms: int | None = None
+    default_max_tokens: int | None = None
+    max_max_tokens: int | None = None
+    created: int = 0
+
+    def __post_init__(self) -> None:
+        _check_tenant_id(self.id)
+        _check_weight(self.weight)
+        if not isinstance(self.disabled, bool):
+            raise InvalidRecord("disabled", f"disabled must be true or false, not {self.disabled}")
+        for name in _CAPS:
+            _check_cap(name, getattr(self, name))
+        _check_ordered(self, "default_timeout_ms", "max_timeout_ms")
+        _check_ordered(self, "default_max_tokens", "max_max_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key as the store knows it; the secret itself is nowhere.
+
+    `digest` is the SHA-256 of the secret in hex, and not shown. An empty `models` allows every
+    model. `expires` and `created` are Unix seconds.
+    """
+
+    public_id: str
+    tenant: str
+    digest: str = field(repr=False)
+    scopes: frozenset[str] = frozenset({INFERENCE})
+    models: frozenset[str] = frozenset()
+    expires: int | None = None
+    revoked: bool = False
+    created: int = 0
+
+    def __post_init__(self) -> None:
+        unknown = sorted(self.scopes - SCOPES)
+        if unknown:
+            known = ", ".join(sorted(SCOPES))
+            raise InvalidRecord("scopes", f"unknown scope {unknown[0]!r}; the scopes are {known}")
+        if not self.scopes:
+            raise InvalidRecord("scopes", "a key needs at least one scope")
+        for model in sorted(self.models):
+            if not _MODEL_ID.fullmatch(model):
+                raise InvalidRecord("models", f"{model!r} is not a model id")
+        _check_cap("expires", self.expires)
+
+    def expired(self, now: int) -> bool:
+        """Whether the key has expired at `now` (Unix seconds)."""
+        return self.expires is not None and now >= self.expires
+
+    def allows_model(self, model: str) -> bool:
+        return not self.models or model in self.models
+
+    def describe(self) -> dict[str, object]:
+        """What may be shown to people and written as JSON: everything but the digest."""
+        return {
+            "public_id": self.public_id,
+            "tenant": self.tenant,
+            "scopes": sorted(self.scopes),
+            "models": sorted(self.models),
+            "expires": self.expires,
+            "revoked": self.revoked,
+            "created": self.created,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """An authenticated caller."""
+
+    tenant: Tenant
+    key: ApiKey
+
+
+def _check_tenant_id(tenant: str) -> None:
+    if not isinstance(tenant, str) or not _TENANT_ID.fullmatch(tenant):
+        raise InvalidRecord(
+            "id",
+            f"{tenant!r} is not a tenant id: use 1 to 63 of a-z, 0-9, '.', '_' and '-', "
+            "starting with a letter or a digit",
+        )
+    if tenant in _RESERVED:
+        raise InvalidRecord("id", f"the tenant id {tenant!r} is reserved")
+
+
+def _check_weight(weight: float) -> None:
+    number = isinstance(weight, int | float) and not isinstance(weight, bool)
+    if not number or not math.isfinite(weight) or not _MIN_WEIGHT <= weight <= _MAX_WEIGHT:
+        raise InvalidRecord(
+            "weight", f"weight must be a number from {_MIN_WEIGHT} to {_MAX_WEIGHT:.0f}"
+        )
+
+
+def _check_cap(name: str, value: int | None) -> None:
+    if value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MAX_CAP:
+        raise InvalidRecord(name, f"{name} must be a whole number of at least 1, not {value!r}")
+
+
+def _check_ordered(tenant: Tenant, default: str, ceiling: str) -> None:
+    low, high = getattr(tenant, default), getattr(tenant, ceiling)
+    if low is not None and high is not None and low > high:
+        raise InvalidRecord(default, f"{default} ({low}) is above {ceiling} ({high})")

@@ -1,0 +1,17 @@
+-- Write a whole tenant record if it is still at the version that the caller read.
+-- KEYS: tenant record, index of tenants.
+-- ARGV: tenant id, version expected ('' = the tenant must not exist), version written,
+--       then field, value, field, value ...
+-- Returns the time of creation, or '' when the record is at another version.
+local current = redis.call('HGET', KEYS[1], 'version') or ''
+local created = redis.call('HGET', KEYS[1], 'created') or redis.call('TIME')[1]
+if current == ARGV[3] then
+  return created -- the answer to this very write was lost, and it came again
+end
+if current ~= ARGV[2] then
+  return ''
+end
+redis.call('DEL', KEYS[1])
+redis.call('HSET', KEYS[1], 'version', ARGV[3], 'created', created, unpack(ARGV, 4))
+redis.call('ZADD', KEYS[2], 0, ARGV[1])
+return created

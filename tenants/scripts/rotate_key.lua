@@ -1,0 +1,41 @@
+-- Put a new key in the place of a live one, which goes on working for a while.
+-- KEYS: old key record, new key record, index of the tenant's keys.
+-- ARGV: old public id, new public id, new digest, seconds of overlap,
+--       seconds a dead key is remembered.
+-- Returns the time of the new key's creation, 'NO_KEY', 'EXISTS' or 'DEAD'.
+local digest = redis.call('HGET', KEYS[2], 'digest')
+if digest == ARGV[3] then
+  return redis.call('HGET', KEYS[2], 'created') -- a repeat of this very call
+elseif digest then
+  return 'EXISTS'
+end
+local old = redis.call('HMGET', KEYS[1], 'tenant', 'scopes', 'models', 'expires', 'revoked')
+if not old[1] then
+  return 'NO_KEY'
+end
+local now = redis.call('TIME')[1]
+local expires = tonumber(old[4] or '')
+if old[5] == '1' or (expires and expires <= tonumber(now)) then
+  return 'DEAD'
+end
+
+redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', now)
+redis.call('HSET', KEYS[2], 'digest', ARGV[3], 'created', now,
+  'tenant', old[1], 'scopes', old[2], 'models', old[3], 'revoked', '0')
+if expires then
+  redis.call('HSET', KEYS[2], 'expires', old[4])
+  redis.call('EXPIREAT', KEYS[2], expires + ARGV[5])
+  redis.call('ZADD', KEYS[3], expires + ARGV[5], ARGV[2])
+else
+  redis.call('ZADD', KEYS[3], '+inf', ARGV[2])
+end
+
+local last = now + ARGV[4]
+if expires and expires < last then
+  last = expires
+end
+last = string.format('%d', last)
+redis.call('HSET', KEYS[1], 'expires', last)
+redis.call('EXPIREAT', KEYS[1], last + ARGV[5])
+redis.call('ZADD', KEYS[3], last + ARGV[5], ARGV[1])
+return now

@@ -1,0 +1,287 @@
+"""Tenants and keys in Redis. Every change of several steps is one Lua script, run atomically.
+
+Records, all under the prefix `wm:`
+    schema              version of this layout
+    tenants             sorted set of tenant ids
+    tenant:<id>         hash, one tenant
+    key:<public id>     hash, one key; goes away a while after the key's end
+    tenant-keys:<id>    sorted set of the tenant's public ids, scored by when they go away
+"""
+
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from tenants import keys
+from tenants.connection import Connection, StoreError, StoreUnavailable
+from tenants.model import INFERENCE, ApiKey, InvalidRecord, Principal, Tenant
+from tenants.records import key_fields, key_of, tenant_fields, tenant_of
+
+__all__ = [
+    "AlreadyExists",
+    "IssuedKey",
+    "KeyNotActive",
+    "NotFound",
+    "SchemaMismatch",
+    "Store",
+    "StoreError",
+    "StoreUnavailable",
+]
+
+SCHEMA = 1
+_REMEMBERED = 90 * 86_400  # seconds a dead key is kept, to tell its callers why it is refused
+_PAGE = 500  # records read in one round trip
+_WRITE_ATTEMPTS = 20  # each failed one means that another writer got through
+
+
+class NotFound(StoreError):  # noqa: N818 - reads better without
+    """There is no such tenant or key."""
+
+
+class AlreadyExists(StoreError):  # noqa: N818 - reads better without
+    """The tenant id is taken."""
+
+
+class KeyNotActive(StoreError):  # noqa: N818 - reads better without
+    """A revoked or expired key cannot be rotated."""
+
+
+class SchemaMismatch(StoreError):  # noqa: N818 - reads better without
+    """The store was written by a version of Watermaster that this one does not understand."""
+
+
+@dataclass(frozen=True, slots=True)
+class IssuedKey:
+    """A new key. `raw` is shown to its owner once and exists nowhere else."""
+
+    raw: str = field(repr=False)
+    key: ApiKey
+
+
+class Store:
+    """The tenants' side of the store; create it with `Store.connect`. Bound to one event loop."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    @classmethod
+    async def connect(cls, url: str, patience: float = 5.0) -> "Store":
+        """Reach the server at `url` within `patience` seconds and check the layout's version.
+
+        Raises StoreError for a URL that is none, StoreUnavailable, SchemaMismatch.
+        """
+        store = cls(Connection(url))
+        try:
+            await store._connection.reach(patience)
+            await store._check_schema()
+        except StoreError:
+            await store.close()
+            raise
+        return store
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+    async def ping(self) -> None:
+        """Raises StoreUnavailable when the store is away."""
+        await self._connection.call(lambda client: client.ping())
+
+    async def create_tenant(self, tenant: Tenant) -> Tenant:
+        """Add a tenant; returns it with its time of creation. Raises AlreadyExists."""
+        created = await self._put(tenant, expected="")
+        if not created:
+            raise AlreadyExists(f"the tenant {tenant.id!r} exists already")
+        return replace(tenant, created=int(created))
+
+    async def ensure_tenant(self, tenant: Tenant) -> Tenant:
+        """The tenant of that id as it stands, or else `tenant`, created."""
+        try:
+            return await self.create_tenant(tenant)
+        except AlreadyExists:
+            return await self.get_tenant(tenant.id)
+
+    async def get_tenant(self, tenant_id: str) -> Tenant:
+        """Raises NotFound."""
+        return tenant_of(await self._tenant_record(tenant_id))
+
+    async def list_tenants(self) -> tuple[Tenant, ...]:
+        """All tenants, by id."""
+        ids = await self._members("wm:tenants")
+        return tuple(tenant_of(record) for _, record in await self._records("wm:tenant:", ids))
+
+    async def update_tenant(self, tenant_id: str, **changes: Any) -> Tenant:
+        """Change the named fields of a tenant; None clears a cap.
+
+        Raises NotFound, and InvalidRecord for a field that does not exist or a bad value.
+        """
+        for name in changes:
+            if name in {"id", "created"} or name not in Tenant.__dataclass_fields__:
+                raise InvalidRecord(name, f"{name!r} is not a setting of a tenant")
+        for _ in range(_WRITE_ATTEMPTS):
+            record = await self._tenant_record(tenant_id)
+            tenant = replace(tenant_of(record), **changes)
+            if await self._put(tenant, expected=record["version"]):
+                return tenant
+        raise StoreUnavailable(f"too many others are changing the tenant {tenant_id!r}")
+
+    async def disable_tenant(self, tenant_id: str) -> Tenant:
+        """Refuse all its keys from now on, within a second on every replica. Raises NotFound."""
+        return await self.update_tenant(tenant_id, disabled=True)
+
+    async def create_key(
+        self,
+        tenant_id: str,
+        *,
+        scopes: Iterable[str] = (INFERENCE,),
+        models: Iterable[str] = (),
+        expires: int | None = None,
+    ) -> IssuedKey:
+        """Issue a key. `models` empty allows all; `expires` is Unix seconds.
+
+        Raises NotFound, InvalidRecord.
+        """
+        raw, public_id, digest = keys.new_key()
+        key = ApiKey(public_id, tenant_id, digest, frozenset(scopes), frozenset(models), expires)
+        end = "" if expires is None else str(expires)
+        answer = await self._connection.run(
+            "create_key",
+            [f"wm:tenant:{tenant_id}", f"wm:key:{public_id}", f"wm:tenant-keys:{tenant_id}"],
+            [public_id, digest, end, str(_REMEMBERED), *_flat(key_fields(key))],
+        )
+        if answer == "NO_TENANT":
+            raise _no_tenant(tenant_id)
+        if answer == "PAST":
+            raise InvalidRecord("expires", f"expires ({expires}) is in the past")
+        return IssuedKey(raw, replace(key, created=_created(answer)))
+
+    async def get_key(self, public_id: str) -> ApiKey:
+        """Raises NotFound."""
+        record: dict[str, str] = await self._connection.call(
+            lambda client: client.hgetall(f"wm:key:{public_id}")
+        )
+        if not record:
+            raise _no_key(public_id)
+        return key_of(public_id, record)
+
+    async def list_keys(self, tenant_id: str) -> tuple[ApiKey, ...]:
+        """The tenant's keys, the oldest first, dead ones included while remembered.
+
+        Raises NotFound.
+        """
+        await self._tenant_record(tenant_id)
+        ids = await self._members(f"wm:tenant-keys:{tenant_id}")
+        found = [key_of(name, record) for name, record in await self._records("wm:key:", ids)]
+        return tuple(sorted(found, key=lambda key: (key.created, key.public_id)))
+
+    async def revoke_key(self, public_id: str) -> ApiKey:
+        """End a key at once, within a second on every replica. Raises NotFound."""
+        key = await self.get_key(public_id)
+        found = await self._connection.run(
+            "revoke_key",
+            [f"wm:key:{public_id}", f"wm:tenant-keys:{key.tenant}"],
+            [public_id, str(_REMEMBERED)],
+        )
+        if not found:
+            raise _no_key(public_id)
+        return replace(key, revoked=True)
+
+    async def rotate_key(self, public_id: str, overlap: int = 0) -> IssuedKey:
+        """Issue a key with the same rights and end; the old one lives `overlap` seconds more.
+
+        Raises NotFound, KeyNotActive, InvalidRecord.
+        """
+        if not 0 <= overlap <= _REMEMBERED:
+            raise InvalidRecord("overlap", f"overlap must be from 0 to {_REMEMBERED} seconds")
+        old = await self.get_key(public_id)
+        raw, new_id, digest = keys.new_key()
+        answer = await self._connection.run(
+            "rotate_key",
+            [f"wm:key:{public_id}", f"wm:key:{new_id}", f"wm:tenant-keys:{old.tenant}"],
+            [public_id, new_id, digest, str(overlap), str(_REMEMBERED)],
+        )
+        if answer == "NO_KEY":
+            raise _no_key(public_id)
+        if answer == "DEAD":
+            raise KeyNotActive(f"the key {public_id} is revoked or has expired; create a new one")
+        key = replace(old, public_id=new_id, digest=digest, created=_created(answer))
+        return IssuedKey(raw, key)
+
+    async def lookup(self, public_id: str) -> Principal | None:
+        """A key and its tenant as they are at one instant; None when there is no such key."""
+        found = await self._connection.run("lookup", [f"wm:key:{public_id}"], ["wm:tenant:"])
+        if not found:
+            return None
+        key, tenant = (_pairs(flat) for flat in found)
+        return Principal(tenant_of(tenant), key_of(public_id, key))
+
+    async def _check_schema(self) -> None:
+        await self._connection.call(lambda client: client.set("wm:schema", SCHEMA, nx=True))
+        found = await self._connection.call(lambda client: client.get("wm:schema"))
+        if found != str(SCHEMA):
+            raise SchemaMismatch(
+                f"the store's layout has version {found}, this Watermaster understands {SCHEMA}: "
+                "upgrade Watermaster, or point it to another store"
+            )
+
+    async def _put(self, tenant: Tenant, expected: str) -> str:
+        created: str = await self._connection.run(
+            "put_tenant",
+            [f"wm:tenant:{tenant.id}", "wm:tenants"],
+            [tenant.id, expected, secrets.token_hex(8), *_flat(tenant_fields(tenant))],
+        )
+        return created
+
+    async def _tenant_record(self, tenant_id: str) -> dict[str, str]:
+        record: dict[str, str] = await self._connection.call(
+            lambda client: client.hgetall(f"wm:tenant:{tenant_id}")
+        )
+        if not record:
+            raise _no_tenant(tenant_id)
+        return record
+
+    async def _members(self, name: str) -> list[str]:
+        members: list[str] = await self._connection.call(lambda client: client.zrange(name, 0, -1))
+        return members
+
+    async def _records(self, prefix: str, ids: list[str]) -> list[tuple[str, dict[str, str]]]:
+        """The records that exist, in the order of `ids`, read a page at a time."""
+        found: list[tuple[str, dict[str, str]]] = []
+        for start in range(0, len(ids), _PAGE):
+            page = ids[start : start + _PAGE]
+            names = [prefix + member for member in page]
+            records = await self._connection.call(partial(_read_hashes, names))
+            found += [(name, record) for name, record in zip(page, records, strict=True) if record]
+        return found
+
+
+async def _read_hashes(names: list[str], client: Any) -> list[dict[str, str]]:
+    async with client.pipeline(transaction=False) as pipeline:
+        for name in names:
+            pipeline.hgetall(name)
+        records: list[dict[str, str]] = await pipeline.execute()
+        return records
+
+
+def _flat(fields: dict[str, str]) -> list[str]:
+    return [part for pair in fields.items() for part in pair]
+
+
+def _pairs(flat: list[str]) -> dict[str, str]:
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _created(answer: str) -> int:
+    if answer == "EXISTS":
+        # 48 random bits met one of a million keys: four times in 10^9.
+        raise StoreUnavailable("the new key's public id is taken; try again")
+    return int(answer)
+
+
+def _no_tenant(tenant_id: str) -> NotFound:
+    return NotFound(f"there is no tenant {tenant_id!r}")
+
+
+def _no_key(public_id: str) -> NotFound:
+    return NotFound(f"there is no key {public_id!r}")

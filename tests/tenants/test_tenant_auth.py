@@ -1,0 +1,216 @@
+import asyncio
+import logging
+from collections import Counter
+
+import pytest
+
+from telemetry.clock import NANOSECONDS, VirtualClock
+from tenants.auth import Authenticator, AuthError, AuthReason
+from tenants.connection import StoreUnavailable
+from tenants.keys import new_key
+from tenants.model import Principal, Tenant
+from tenants.store import Store
+
+pytestmark = pytest.mark.anyio
+
+WALL = 4_000_000_000  # Unix seconds; after the real store's own time
+
+
+class Watched:
+    """The real store, with its lookups counted, held back, or cut off."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.lookups: Counter[str] = Counter()
+        self.away = False
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def lookup(self, public_id: str) -> Principal | None:
+        self.lookups[public_id] += 1
+        await self.gate.wait()
+        if self.away:
+            raise StoreUnavailable("the store is away")
+        return await self.store.lookup(public_id)
+
+
+class World:
+    def __init__(self, store: Store, raw: str, **options: float) -> None:
+        self.watched = Watched(store)
+        self.clock = VirtualClock(start=5, epoch=WALL * NANOSECONDS)
+        self.auth = Authenticator(self.watched, self.clock, **options)  # type: ignore[arg-type]
+        self.raw = raw
+
+    def wait(self, seconds: float) -> None:
+        self.clock.advance(round(seconds * NANOSECONDS))
+
+    async def reason(self, raw: str | None) -> AuthReason:
+        with pytest.raises(AuthError) as caught:
+            await self.auth.authenticate(raw)
+        assert not raw or raw not in str(caught.value)
+        return caught.value.reason
+
+
+@pytest.fixture
+async def world(store: Store) -> World:
+    await store.create_tenant(Tenant("gold", weight=3))
+    issued = await store.create_key("gold", expires=WALL + 100)
+    return World(store, issued.raw)
+
+
+async def test_lets_a_good_key_in(world: World) -> None:
+    principal = await world.auth.authenticate(world.raw)
+    assert principal.tenant.id == "gold"
+    assert principal.tenant.weight == 3
+    assert principal.key.public_id == world.raw.split("-")[1]
+
+
+async def test_says_why_a_key_is_not_accepted(world: World, store: Store) -> None:
+    assert await world.reason(None) == AuthReason.MISSING
+    assert await world.reason("") == AuthReason.MISSING
+    assert await world.reason("sk-nothing-like-it") == AuthReason.MALFORMED
+    assert not world.watched.lookups
+    assert await world.reason(new_key()[0]) == AuthReason.UNKNOWN
+    world.wait(100)
+    assert await world.reason(world.raw) == AuthReason.EXPIRED
+    await store.revoke_key(world.raw.split("-")[1])
+    world.wait(1)
+    assert await world.reason(world.raw) == AuthReason.REVOKED
+
+
+async def test_a_disabled_tenant_is_out_within_a_second(world: World, store: Store) -> None:
+    await world.auth.authenticate(world.raw)
+    await store.disable_tenant("gold")
+    world.wait(1)
+    assert await world.reason(world.raw) == AuthReason.TENANT_DISABLED
+    await store.update_tenant("gold", disabled=False)
+    world.wait(1)
+    await world.auth.authenticate(world.raw)
+
+
+async def test_the_state_of_a_key_is_told_only_to_its_holder(world: World, store: Store) -> None:
+    _, public_id, _ = world.raw.split("-")
+    await store.revoke_key(public_id)
+    forged = f"wm-{public_id}-{new_key()[0].split('-')[2]}"
+    assert await world.reason(forged) == AuthReason.UNKNOWN
+    assert await world.reason(world.raw) == AuthReason.REVOKED
+
+
+async def test_asks_the_store_once_a_second_for_a_key(world: World) -> None:
+    _, public_id, _ = world.raw.split("-")
+    for _ in range(10):
+        await world.auth.authenticate(world.raw)
+    assert world.watched.lookups[public_id] == 1
+    world.wait(0.999)
+    await world.auth.authenticate(world.raw)
+    assert world.watched.lookups[public_id] == 1
+    world.wait(0.001)
+    await world.auth.authenticate(world.raw)
+    assert world.watched.lookups[public_id] == 2
+
+
+async def test_remembers_unknown_keys_too(world: World) -> None:
+    raw, public_id, _ = new_key()
+    for _ in range(5):
+        await world.reason(raw)
+    assert world.watched.lookups[public_id] == 1
+    world.wait(1)
+    await world.reason(raw)
+    assert world.watched.lookups[public_id] == 2
+
+
+async def test_callers_at_once_share_one_lookup(world: World) -> None:
+    world.watched.gate.clear()
+    callers = [asyncio.create_task(world.auth.authenticate(world.raw)) for _ in range(50)]
+    await asyncio.sleep(0)
+    callers[0].cancel()  # the one that asked first hangs up
+    await asyncio.sleep(0)
+    world.watched.gate.set()
+    results = await asyncio.gather(*callers, return_exceptions=True)
+    assert isinstance(results[0], asyncio.CancelledError)
+    assert all(isinstance(result, Principal) for result in results[1:])
+    assert world.watched.lookups.total() == 1
+
+
+async def test_with_the_store_away_known_keys_work_for_a_while(world: World) -> None:
+    _, public_id, _ = world.raw.split("-")
+    await world.auth.authenticate(world.raw)
+    world.watched.away = True
+    world.wait(50)
+    for _ in range(10):
+        await world.auth.authenticate(world.raw)
+    assert world.watched.lookups[public_id] == 2, "an absent store is tried once a second"
+    world.wait(49.999)
+    await world.auth.authenticate(world.raw)
+    world.wait(1)
+    assert await world.reason(world.raw) == AuthReason.EXPIRED  # by its own record
+    world.wait(200)
+    with pytest.raises(StoreUnavailable):
+        await world.auth.authenticate(world.raw)
+    world.watched.away = False
+    world.wait(1)
+    assert await world.reason(world.raw) == AuthReason.EXPIRED
+
+
+async def test_with_the_store_away_an_unseen_key_is_not_called_unknown(world: World) -> None:
+    world.watched.away = True
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable):
+            await world.auth.authenticate(world.raw)
+    assert world.watched.lookups.total() == 1
+    world.watched.away = False
+    world.wait(1)
+    assert (await world.auth.authenticate(world.raw)).tenant.id == "gold"
+
+
+async def test_a_key_once_unknown_is_not_called_so_while_the_store_is_away(world: World) -> None:
+    raw = new_key()[0]
+    await world.reason(raw)
+    world.watched.away = True
+    world.wait(1)
+    with pytest.raises(StoreUnavailable):
+        await world.auth.authenticate(raw)
+
+
+async def test_a_flood_of_invented_keys_pushes_no_real_one_out(world: World, store: Store) -> None:
+    world.auth = Authenticator(world.watched, world.clock, capacity=10)
+    await world.auth.authenticate(world.raw)
+    for _ in range(30):
+        await world.reason(new_key()[0])
+    assert len(world.auth._unknown._entries) == 10
+    world.watched.away = True
+    world.wait(1)
+    await world.auth.authenticate(world.raw)
+    await asyncio.sleep(0)
+    assert not world.auth._lookups
+
+
+async def test_the_key_used_least_recently_goes_first(world: World, store: Store) -> None:
+    world.auth = Authenticator(world.watched, world.clock, capacity=2)
+    others = [(await store.create_key("gold", expires=WALL + 100)).raw for _ in range(2)]
+    for raw in (world.raw, others[0], world.raw, others[1]):
+        await world.auth.authenticate(raw)
+    await world.auth.authenticate(world.raw)
+    assert world.watched.lookups[world.raw.split("-")[1]] == 1
+    await world.auth.authenticate(others[0])
+    assert world.watched.lookups[others[0].split("-")[1]] == 2
+
+
+async def test_no_secret_is_logged(
+    world: World, caplog: pytest.LogCaptureFixture, store: Store
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    principal = await world.auth.authenticate(world.raw)
+    secret = world.raw.split("-")[2]
+    assert secret not in repr(principal)
+    assert principal.key.digest not in repr(principal)
+    assert secret not in caplog.text
+    assert principal.key.digest not in caplog.text
+
+
+@pytest.mark.parametrize("options", [{"ttl": 0}, {"ttl": 1.5}, {"stale_if_error": -1}])
+async def test_refuses_options_that_break_the_promise(
+    store: Store, options: dict[str, float]
+) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        World(store, "", **options)

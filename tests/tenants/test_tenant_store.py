@@ -1,0 +1,283 @@
+import asyncio
+import time
+
+import pytest
+
+from tenants import keys
+from tenants.connection import Connection, StoreError, StoreUnavailable
+from tenants.model import ADMIN, INFERENCE, InvalidRecord, Principal, Tenant
+from tenants.store import AlreadyExists, KeyNotActive, NotFound, SchemaMismatch, Store
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_tenant_reads_back_as_written(store: Store) -> None:
+    before = int(time.time())
+    written = await store.create_tenant(
+        Tenant(
+            "gold",
+            weight=3.1,
+            queue_requests=1,
+            queue_tokens=2,
+            default_timeout_ms=3,
+            max_timeout_ms=4,
+            default_max_tokens=5,
+            max_max_tokens=6,
+        )
+    )
+    assert before <= written.created <= time.time() + 1
+    assert written.weight == 3.1
+    assert await store.get_tenant("gold") == written
+
+
+async def test_a_tenant_is_created_once(store: Store) -> None:
+    first = await store.create_tenant(Tenant("gold", weight=3))
+    with pytest.raises(AlreadyExists, match="gold"):
+        await store.create_tenant(Tenant("gold", weight=5))
+    assert await store.ensure_tenant(Tenant("gold", weight=7)) == first
+    assert (await store.ensure_tenant(Tenant("bronze", weight=7))).weight == 7
+
+
+async def test_of_many_creators_at_once_one_succeeds(store: Store) -> None:
+    results = await asyncio.gather(
+        *(store.create_tenant(Tenant("gold", weight=1 + i)) for i in range(20)),
+        return_exceptions=True,
+    )
+    created = [result for result in results if isinstance(result, Tenant)]
+    assert len(created) == 1
+    assert await store.get_tenant("gold") == created[0]
+    assert sum(isinstance(result, AlreadyExists) for result in results) == 19
+
+
+async def test_updates_change_only_what_they_name(store: Store) -> None:
+    made = await store.create_tenant(Tenant("gold", weight=3, queue_requests=5, queue_tokens=7))
+    changed = await store.update_tenant("gold", weight=2.5, queue_requests=None)
+    assert changed == Tenant("gold", weight=2.5, queue_tokens=7, created=made.created)
+    assert await store.get_tenant("gold") == changed
+    assert (await store.disable_tenant("gold")).disabled
+    assert (await store.get_tenant("gold")).disabled
+    assert not (await store.update_tenant("gold", disabled=False)).disabled
+
+
+async def test_a_bad_update_changes_nothing(store: Store) -> None:
+    made = await store.create_tenant(Tenant("gold", max_timeout_ms=10))
+    for changes in [
+        {"weight": 0},
+        {"default_timeout_ms": 11},
+        {"id": "b"},
+        {"created": 1},
+        {"x": 1},
+    ]:
+        with pytest.raises(InvalidRecord) as caught:
+            await store.update_tenant("gold", **changes)
+        assert caught.value.field == next(iter(changes))
+    assert await store.get_tenant("gold") == made
+    with pytest.raises(NotFound, match="silver"):
+        await store.update_tenant("silver", weight=2)
+
+
+async def test_updates_at_once_lose_nothing(store: Store) -> None:
+    await store.create_tenant(Tenant("gold"))
+    await asyncio.gather(
+        store.update_tenant("gold", weight=2),
+        store.update_tenant("gold", queue_requests=3),
+        store.update_tenant("gold", queue_tokens=4),
+        store.update_tenant("gold", max_timeout_ms=5),
+        store.update_tenant("gold", max_max_tokens=6),
+    )
+    tenant = await store.get_tenant("gold")
+    assert (tenant.weight, tenant.queue_requests, tenant.queue_tokens) == (2, 3, 4)
+    assert (tenant.max_timeout_ms, tenant.max_max_tokens) == (5, 6)
+
+
+async def test_lists_tenants_by_id(store: Store) -> None:
+    assert await store.list_tenants() == ()
+    made = [await store.create_tenant(Tenant(name)) for name in ("b", "a", "c")]
+    assert [tenant.id for tenant in await store.list_tenants()] == ["a", "b", "c"]
+    assert set(await store.list_tenants()) == set(made)
+
+
+async def test_lists_more_than_a_page(store: Store) -> None:
+    await asyncio.gather(*(store.create_tenant(Tenant(f"t{i:04}")) for i in range(1100)))
+    listed = await store.list_tenants()
+    assert [tenant.id for tenant in listed] == [f"t{i:04}" for i in range(1100)]
+
+
+async def test_issues_a_key(store: Store) -> None:
+    tenant = await store.create_tenant(Tenant("gold"))
+    end = int(time.time()) + 100
+    issued = await store.create_key("gold", scopes=[ADMIN], models=["m1", "m2"], expires=end)
+    presented = keys.parse(issued.raw)
+    assert presented is not None
+    assert presented.public_id == issued.key.public_id
+    assert keys.matches(presented, issued.key.digest)
+    assert issued.key.scopes == {ADMIN}
+    assert issued.key.models == {"m1", "m2"}
+    assert issued.key.expires == end
+    assert abs(issued.key.created - time.time()) < 5
+    assert await store.get_key(issued.key.public_id) == issued.key
+    assert await store.lookup(issued.key.public_id) == Principal(tenant, issued.key)
+
+
+async def test_the_secret_is_nowhere_in_the_store(store: Store, connection: Connection) -> None:
+    await store.create_tenant(Tenant("gold"))
+    issued = await store.create_key("gold")
+    secret = issued.raw.split("-")[2]
+    record = await connection.call(lambda client: client.hgetall(f"wm:key:{issued.key.public_id}"))
+    assert record["digest"] == issued.key.digest
+    assert secret not in str(record)
+    assert secret not in repr(issued)
+    assert issued.key.digest not in repr(issued)
+    names = await connection.call(lambda client: client.keys("*"))
+    assert all(name.startswith("wm:") for name in names)
+
+
+async def test_a_key_needs_a_tenant_and_good_settings(store: Store) -> None:
+    with pytest.raises(NotFound, match="gold"):
+        await store.create_key("gold")
+    await store.create_tenant(Tenant("gold"))
+    with pytest.raises(InvalidRecord, match="root"):
+        await store.create_key("gold", scopes=["root"])
+    with pytest.raises(InvalidRecord, match="past"):
+        await store.create_key("gold", expires=int(time.time()) - 1)
+    assert await store.list_keys("gold") == ()
+    with pytest.raises(NotFound):
+        await store.list_keys("silver")
+    with pytest.raises(NotFound):
+        await store.get_key("0123456789ab")
+    assert await store.lookup("0123456789ab") is None
+
+
+async def test_a_revoked_key_stays_revoked(store: Store, connection: Connection) -> None:
+    await store.create_tenant(Tenant("gold"))
+    issued = await store.create_key("gold")
+    public_id = issued.key.public_id
+    assert (await store.revoke_key(public_id)).revoked
+    assert (await store.revoke_key(public_id)).revoked
+    assert (await store.get_key(public_id)).revoked
+    with pytest.raises(NotFound):
+        await store.revoke_key("0123456789ab")
+    with pytest.raises(KeyNotActive):
+        await store.rotate_key(public_id, overlap=10)
+    remembered = await connection.call(lambda client: client.ttl(f"wm:key:{public_id}"))
+    assert 89 * 86_400 < remembered <= 90 * 86_400
+
+
+async def test_forgotten_keys_leave_the_index(store: Store, connection: Connection) -> None:
+    await store.create_tenant(Tenant("gold"))
+    gone = (await store.create_key("gold")).key.public_id
+    index = "wm:tenant-keys:gold"
+    await connection.call(lambda client: client.delete(f"wm:key:{gone}"))
+    await connection.call(lambda client: client.zadd(index, {gone: time.time() - 1}))
+    kept = (await store.create_key("gold")).key
+    assert await store.list_keys("gold") == (kept,)
+    assert await connection.call(lambda client: client.zrange(index, 0, -1)) == [kept.public_id]
+
+
+async def test_rotation_overlaps(store: Store) -> None:
+    await store.create_tenant(Tenant("gold"))
+    end = int(time.time()) + 1000
+    old = (await store.create_key("gold", models=["m"], expires=end)).key
+    new = await store.rotate_key(old.public_id, overlap=60)
+    assert new.key.public_id != old.public_id
+    assert (new.key.tenant, new.key.models, new.key.expires) == ("gold", {"m"}, end)
+    assert new.key.scopes == {INFERENCE}
+    assert await store.get_key(new.key.public_id) == new.key
+    ending = (await store.get_key(old.public_id)).expires
+    assert ending is not None
+    assert abs(ending - time.time() - 60) < 3
+    assert {key.public_id for key in await store.list_keys("gold")} == {
+        old.public_id,
+        new.key.public_id,
+    }
+
+
+async def test_rotation_never_prolongs_a_key(store: Store) -> None:
+    await store.create_tenant(Tenant("gold"))
+    end = int(time.time()) + 30
+    old = (await store.create_key("gold", expires=end)).key
+    await store.rotate_key(old.public_id, overlap=3600)
+    assert (await store.get_key(old.public_id)).expires == end
+
+
+async def test_rotation_without_overlap_ends_the_old_key(store: Store) -> None:
+    await store.create_tenant(Tenant("gold"))
+    old = (await store.create_key("gold")).key
+    await store.rotate_key(old.public_id)
+    assert (await store.get_key(old.public_id)).expired(int(time.time()) + 1)
+    with pytest.raises(KeyNotActive):
+        await store.rotate_key(old.public_id)
+    with pytest.raises(NotFound):
+        await store.rotate_key("0123456789ab")
+    with pytest.raises(InvalidRecord):
+        await store.rotate_key(old.public_id, overlap=-1)
+
+
+async def test_a_repeat_of_a_write_whose_answer_was_lost_is_harmless(
+    store: Store, connection: Connection
+) -> None:
+    names = ["wm:tenant:gold", "wm:tenants"]
+    write = ["gold", "", "v1", "id", "gold", "weight", "3", "disabled", "0"]
+    first = await connection.run("put_tenant", names, write)
+    assert first
+    assert await connection.run("put_tenant", names, write) == first
+    assert await connection.run("put_tenant", names, ["gold", "", "v2", *write[3:]]) == ""
+
+    names = ["wm:tenant:gold", "wm:key:aaaaaaaaaaaa", "wm:tenant-keys:gold"]
+    rights = ["tenant", "gold", "scopes", "inference", "models", "", "revoked", "0"]
+    first = await connection.run("create_key", names, ["aaaaaaaaaaaa", "d1", "", "10", *rights])
+    again = await connection.run("create_key", names, ["aaaaaaaaaaaa", "d1", "", "10", *rights])
+    assert again == first
+    other = await connection.run("create_key", names, ["aaaaaaaaaaaa", "d2", "", "10", *rights])
+    assert other == "EXISTS"
+
+    names = ["wm:key:aaaaaaaaaaaa", "wm:key:bbbbbbbbbbbb", "wm:tenant-keys:gold"]
+    rotation = ["aaaaaaaaaaaa", "bbbbbbbbbbbb", "d3", "0", "10"]
+    first = await connection.run("rotate_key", names, rotation)
+    assert await connection.run("rotate_key", names, rotation) == first
+    assert (await store.get_key("bbbbbbbbbbbb")).digest == "d3"
+
+
+async def test_refuses_a_newer_layout(valkey_url: str, connection: Connection) -> None:
+    await connection.call(lambda client: client.set("wm:schema", "2"))
+    with pytest.raises(SchemaMismatch, match="version 2, this Watermaster understands 1"):
+        await Store.connect(valkey_url)
+
+
+async def test_writes_its_layout_version(store: Store, connection: Connection) -> None:
+    assert await connection.call(lambda client: client.get("wm:schema")) == "1"
+
+
+async def test_reconnects_when_connections_were_cut(store: Store, connection: Connection) -> None:
+    await store.create_tenant(Tenant("gold"))
+    await connection.call(lambda client: client.client_kill_filter(_type="normal", skipme=True))
+    assert (await store.get_tenant("gold")).id == "gold"
+
+
+async def test_survives_lost_scripts(store: Store, connection: Connection) -> None:
+    await connection.call(lambda client: client.script_flush())
+    assert (await store.create_tenant(Tenant("gold"))).id == "gold"
+
+
+async def test_says_when_the_store_is_away(tmp_path: object) -> None:
+    with pytest.raises(StoreUnavailable):
+        await Store.connect(f"unix://{tmp_path}/nobody.sock", patience=0.1)
+
+
+async def test_a_bad_url_is_refused_without_repeating_it() -> None:
+    for url in ["http://user:hunter2@host", "host:6379/hunter2", "redis://h:hunter2/0"]:
+        with pytest.raises(StoreError) as caught:
+            await Store.connect(url, patience=0.1)
+        assert "redis://host:6379/0" in str(caught.value)
+        assert "hunter2" not in str(caught.value)
+
+
+async def test_a_refused_write_is_said_to_be_one(store: Store, connection: Connection) -> None:
+    await store.create_tenant(Tenant("gold"))
+    await connection.call(lambda client: client.config_set("maxmemory", "1"))
+    try:
+        with pytest.raises(StoreUnavailable, match="memory"):
+            await store.create_key("gold")
+    finally:
+        await connection.call(lambda client: client.config_set("maxmemory", "0"))
+    assert await store.list_keys("gold") == ()
