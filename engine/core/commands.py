@@ -21,15 +21,16 @@ class Submit:
 
     The prompt is computed and charged once; choice i draws with `sampling.seed + i`.
     `prompt` is int32 of shape [tokens]; `block_hashes` are those of `engine.core.hashing` for its
-    full blocks, computed by the caller so that the engine thread does not. `deadline` and
-    `first_token_deadline` are monotonic nanoseconds. `queue_requests` and `queue_tokens` cap what
-    the tenant (the first node of `flow`) may have waiting.
+    full blocks over `salt`, computed by the caller so that the engine thread does not. `deadline`
+    and `first_token_deadline` are monotonic nanoseconds. `queue_requests` and `queue_tokens` cap
+    what the tenant (the first node of `flow`) may have waiting.
     """
 
     lineage: Lineage
     sequences: tuple[int, ...]
     flow: tuple[FlowNode, ...]
     prompt: IntArray
+    salt: bytes
     block_hashes: tuple[bytes, ...]
     max_tokens: int
     sampling: Sampling
@@ -46,6 +47,14 @@ class Cancel:
     scope: Scope
     cause: Cause = Cause.CANCELLED
     remember: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """End exactly these sequences: the edge's own reasons, such as a hang-up."""
+
+    sequences: tuple[int, ...]
+    cause: Cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,4 +78,11 @@ class Drain:
     """Refuse all further work; what is queued or running goes on."""
 
 
-Command = Submit | Cancel | Finish | ExternalService | Drain
+@dataclass(frozen=True, slots=True)
+class ExecutorLost:
+    """The executor died with everything in its memory: running work fails, waiting work stays."""
+
+    detail: str
+
+
+Command = Submit | Cancel | Abort | Finish | ExternalService | Drain | ExecutorLost

@@ -1,6 +1,8 @@
 """Kernel configuration. A plain dataclass, so that gateway and loadgen share it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from policies.cost import LinearCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,8 @@ class KernelConfig:
     tombstone_ttl: int = 600_000_000_000  # nanoseconds
     draft_tokens: int = 0  # speculative positions after each decode position
     max_flows: int = 10_000  # nodes of the flow tree
+    max_in_flight: int = 1  # steps launched before the first of them is waited for
+    cost: LinearCost = field(default_factory=LinearCost)
 
     def __post_init__(self) -> None:
         for name in (
@@ -40,13 +44,16 @@ class KernelConfig:
             "tenant_queued_tokens",
             "max_tombstones",
             "max_flows",
+            "max_in_flight",
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if not 0 <= self.kv_reserve < 1:
             raise ValueError(f"kv_reserve must be in [0, 1), not {self.kv_reserve}")
-        if self.max_step_tokens < self.max_running * (1 + self.draft_tokens):
+        decodes = self.max_running * (1 + self.draft_tokens)
+        if self.max_step_tokens < decodes + self.min_chunk:
             raise ValueError(
-                f"max_step_tokens ({self.max_step_tokens}) must hold one decode row for each of "
-                f"max_running ({self.max_running}) sequences and its {self.draft_tokens} drafts"
+                f"max_step_tokens must be at least {decodes + self.min_chunk} (a decode row with "
+                f"{self.draft_tokens} drafts for each of max_running {self.max_running} "
+                f"sequences, and one min_chunk of {self.min_chunk}), not {self.max_step_tokens}"
             )

@@ -1,6 +1,6 @@
 """What the kernel hands back to callers after each command and each step."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.core.plan import TokenLogprob
 from telemetry.events import Cause
@@ -30,3 +30,21 @@ class Output:
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     finished: Finished | None = None
+
+
+@dataclass(slots=True)
+class OutputBatch:
+    """Everything that callers are to be told after one command or step, as parallel lists.
+
+    Token i belongs to `sequences[i]`; a sequence that drew several tokens appears as often, in
+    order. `logprobs` is keyed by the index of the token. The engine thread only fills these lists;
+    sorting them out to callers is the reader's work.
+    """
+
+    sequences: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
+    ended: list[tuple[int, Finished]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.sequences or self.ended)

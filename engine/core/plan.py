@@ -1,4 +1,4 @@
-"""What crosses the executor seam: plans down, results up. Plain picklable data, no kernel objects."""
+"""What crosses the executor seam: plans down, results up. Plain picklable data only."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

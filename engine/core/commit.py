@@ -1,0 +1,216 @@
+"""A step's result is committed: tokens kept, sequences ended, service charged, blocks sealed."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.core.draft import Bill
+from engine.core.hashing import next_hash
+from engine.core.plan import BoolArray, IntArray, StepPlan, StepResult
+from engine.core.sequence import Sequence
+from engine.core.state import Flight, KernelState
+from telemetry.events import Cause, SequenceStarted, ServiceCharged, StepCommitted
+
+Index = npt.NDArray[np.intp]
+
+
+@dataclass(slots=True)
+class _Drawn:
+    """The step's tokens, one entry each: its row, its place among its row's tokens, its id."""
+
+    rows: Index
+    places: IntArray
+    tokens: IntArray
+
+
+def commit(state: KernelState, plan: StepPlan, result: StepResult, now: int) -> None:
+    """Take in the result of the oldest step in flight."""
+    flight = _land(state, plan, result)
+    batch = state.batch
+    valid = batch.epoch[plan.slots] == flight.epochs
+    drawn = _drawn(result)
+    kept, stopped = _keep(state, plan, valid, drawn)
+    lag = state.lag_tokens + int(plan.counts[~valid].sum())
+    state.lag_tokens = 0
+    _advance(state, plan, valid, kept)
+    _store(state, plan, result, drawn, kept)
+    _bill_output(state, flight, plan, kept)
+    _seal(state, plan, valid)
+    _note_first_tokens(state, plan, kept, now)
+    _finish(state, plan, result, valid, stopped, now)
+    state.ledger.retire(plan.step)
+    _report(state, flight, result, kept, lag, now)
+    state.drain_rate.observe(plan.tokens, result.duration / 1e9)
+
+
+def _land(state: KernelState, plan: StepPlan, result: StepResult) -> Flight:
+    if not state.flights or state.flights[0].plan.step != plan.step:
+        raise ValueError(f"step {plan.step} is not the oldest in flight")
+    if result.step != plan.step or len(result.token_counts) != len(plan.slots):
+        raise ValueError(f"result of step {result.step} does not belong to step {plan.step}")
+    return state.flights.popleft()
+
+
+def _drawn(result: StepResult) -> _Drawn:
+    counts = result.token_counts
+    rows = np.repeat(np.arange(len(counts)), counts)
+    places = np.arange(len(rows), dtype=np.int32) - np.repeat(np.cumsum(counts) - counts, counts)
+    return _Drawn(rows, places.astype(np.int32), result.tokens)
+
+
+def _keep(
+    state: KernelState, plan: StepPlan, valid: BoolArray, drawn: _Drawn
+) -> tuple[IntArray, BoolArray]:
+    """How many drawn tokens each row keeps, and which rows ended on a stop token."""
+    batch = state.batch
+    slots = plan.slots[drawn.rows]
+    position = batch.known[slots] + drawn.places  # index of the drawn token in its sequence
+    usable = valid[drawn.rows] & (position < batch.limit[slots])
+    stop = usable & (position >= batch.min_length[slots])
+    stop &= (batch.stops[slots] == drawn.tokens[:, None]).any(axis=1)
+    none = np.iinfo(np.int32).max
+    first_stop = np.full(len(plan.slots), none, np.int32)
+    np.minimum.at(first_stop, drawn.rows[stop], drawn.places[stop])
+    usable &= drawn.places <= first_stop[drawn.rows]
+    kept = np.bincount(drawn.rows[usable], minlength=len(plan.slots)).astype(np.int32)
+    return kept, first_stop < none
+
+
+def _advance(state: KernelState, plan: StepPlan, valid: BoolArray, kept: IntArray) -> None:
+    """Move the counters of rows that still hold their place; rejected drafts roll back."""
+    batch = state.batch
+    slots = plan.slots[valid]
+    drafts = plan.drafts[valid]
+    computed = plan.counts[valid] - drafts + np.where(drafts > 0, kept[valid] - 1, 0)
+    batch.computed[slots] = plan.starts[valid] + computed
+    rolled_back = drafts > 0
+    batch.scheduled[slots[rolled_back]] = batch.computed[slots[rolled_back]]
+    batch.pending[slots] -= plan.samples[valid]
+    batch.drafting[slots] -= drafts
+
+
+def _store(
+    state: KernelState, plan: StepPlan, result: StepResult, drawn: _Drawn, kept: IntArray
+) -> None:
+    """Write kept tokens into the token rows and into the output batch."""
+    batch = state.batch
+    keep = drawn.places < kept[drawn.rows]
+    rows, places, tokens = drawn.rows[keep], drawn.places[keep], drawn.tokens[keep]
+    slots = plan.slots[rows]
+    position = batch.known[slots] + places
+    if len(position):
+        batch.fit(int(position.max()))
+    batch.tokens[slots, position] = tokens
+    batch.known[plan.slots] += kept
+    outputs = state.outputs
+    base = len(outputs.sequences)
+    outputs.sequences.extend(plan.sequences[rows].tolist())
+    outputs.tokens.extend(tokens.tolist())
+    if result.logprobs:
+        pairs = zip(rows.tolist(), places.tolist(), strict=True)
+        for offset, (row, at) in enumerate(pairs):
+            if row in result.logprobs:
+                outputs.logprobs[base + offset] = result.logprobs[row][at]
+
+
+def _bill_output(state: KernelState, flight: Flight, plan: StepPlan, kept: IntArray) -> None:
+    rows = np.flatnonzero(kept)
+    flows = state.batch.flow[plan.slots[rows]]
+    totals = np.bincount(flows, weights=kept[rows])
+    for index in np.flatnonzero(totals).tolist():
+        flow = state.tree.by_index[index]
+        assert flow is not None  # a flow with running sequences is never forgotten
+        tokens = int(totals[index])
+        state.tree.charge(flow, state.config.cost.of(0, tokens))
+        flight.bills.setdefault(flow, Bill()).output += tokens
+
+
+def _seal(state: KernelState, plan: StepPlan, valid: BoolArray) -> None:
+    """Publish blocks that became full, under the hash of all that leads up to them."""
+    size = state.config.block_size
+    full = state.batch.computed[plan.slots] // size
+    crossed = valid & (plan.counts > 0) & (full > plan.starts // size)
+    for row in np.flatnonzero(crossed).tolist():
+        sequence = _at(state, plan, row)
+        while sequence.sealed < int(full[row]):
+            _seal_next(state, sequence)
+
+
+def _seal_next(state: KernelState, sequence: Sequence) -> None:
+    index, size = sequence.sealed, state.config.block_size
+    if index == len(sequence.hashes):
+        parent = sequence.hashes[-1] if sequence.hashes else sequence.salt
+        tokens = state.batch.tokens[sequence.slot, index * size : (index + 1) * size]
+        sequence.hashes.append(next_hash(parent, tokens))
+    state.ledger.seal(sequence.blocks[index], sequence.hashes[index])
+    sequence.sealed += 1
+
+
+def _note_first_tokens(state: KernelState, plan: StepPlan, kept: IntArray, now: int) -> None:
+    started = state.batch.started
+    for row in np.flatnonzero((kept > 0) & ~started[plan.slots]).tolist():
+        started[plan.slots[row]] = True
+        sequence = _at(state, plan, row)
+        sequence.first_token = now
+        state.emit(SequenceStarted(now, sequence.id, sequence.arrived))
+
+
+def _finish(
+    state: KernelState,
+    plan: StepPlan,
+    result: StepResult,
+    valid: BoolArray,
+    stopped: BoolArray,
+    now: int,
+) -> None:
+    """End rows that failed, drew a stop token or reached their cap."""
+    for row, failure in sorted(result.failures.items()):
+        if valid[row]:
+            cause = Cause.NUMERICAL if failure.numerical else Cause.CONSTRAINT
+            state.end(_at(state, plan, row), cause, now, failure.detail)
+    batch = state.batch
+    full = batch.known[plan.slots] >= batch.limit[plan.slots]
+    for row in np.flatnonzero(valid & (stopped | full)).tolist():
+        if row not in result.failures:
+            cause = Cause.STOP if stopped[row] else Cause.LENGTH
+            state.end(_at(state, plan, row), cause, now)
+
+
+def _at(state: KernelState, plan: StepPlan, row: int) -> Sequence:
+    sequence = state.batch.sequences[int(plan.slots[row])]
+    assert sequence is not None  # asked only for rows that still hold their slot
+    return sequence
+
+
+def _report(
+    state: KernelState, flight: Flight, result: StepResult, kept: IntArray, lag: int, now: int
+) -> None:
+    plan = flight.plan
+    bills = flight.bills.values()
+    rows = kept > 0
+    state.emit(
+        StepCommitted(
+            now=now,
+            step=plan.step,
+            duration=result.duration,
+            sequences=tuple(plan.sequences[rows].tolist()),
+            output_tokens=tuple(kept[rows].tolist()),
+            prompt_tokens=sum(bill.prompt for bill in bills),
+            recomputed_tokens=sum(bill.rework for bill in bills),
+            lag_tokens=lag,
+        )
+    )
+    cost = state.config.cost
+    for flow, bill in flight.bills.items():
+        state.emit(
+            ServiceCharged(
+                now=now,
+                step=plan.step,
+                flow=flow.path,
+                prompt_tokens=bill.prompt,
+                output_tokens=bill.output,
+                rework_tokens=bill.rework,
+                cost=cost.of(bill.prompt + bill.rework, bill.output),
+            )
+        )

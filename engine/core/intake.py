@@ -1,0 +1,263 @@
+"""Commands applied to the kernel: arrivals, cancellations, and the rest."""
+
+from collections.abc import Iterable
+from itertools import product
+
+from engine.core.commands import (
+    Abort,
+    Cancel,
+    Command,
+    Drain,
+    ExecutorLost,
+    ExternalService,
+    Finish,
+    FlowNode,
+    Submit,
+)
+from engine.core.outputs import Finished
+from engine.core.sequence import Group, Sequence
+from engine.core.state import KernelState
+from engine.core.waiting import Backlog
+from policies.fairness import Flow
+from telemetry.events import (
+    CancelApplied,
+    Cause,
+    ExternalServiceCharged,
+    Phase,
+    SequenceArrived,
+    SequenceRefused,
+)
+from telemetry.lineage import Lineage, Scope
+
+SECOND = 1_000_000_000
+UNKNOWN_WAIT = SECOND  # told to callers before any step was measured
+
+
+class Refusal(Exception):  # noqa: N818 - an outcome, not a fault
+    """Why a submission is not taken in. `retry_after` is in nanoseconds."""
+
+    def __init__(self, cause: Cause, detail: str, retry_after: int | None = None) -> None:
+        super().__init__(detail)
+        self.cause = cause
+        self.detail = detail
+        self.retry_after = retry_after
+
+
+def apply(state: KernelState, command: Command, now: int) -> None:
+    """Carry out one command."""
+    match command:
+        case Submit():
+            _submit(state, command, now)
+        case Cancel():
+            _cancel(state, command, now)
+        case Abort():
+            for number in command.sequences:
+                if number in state.sequences:
+                    state.end(state.sequences[number], command.cause, now)
+        case Finish():
+            _finish(state, command, now)
+        case ExternalService():
+            _external(state, command, now)
+        case Drain():
+            state.draining = True
+        case ExecutorLost():
+            _executor_lost(state, command, now)
+
+
+def _submit(state: KernelState, submit: Submit, now: int) -> None:
+    try:
+        flow = _admit(state, submit, now)
+    except Refusal as refusal:
+        _refuse(state, submit, refusal, now)
+        return
+    group = Group()
+    for choice in range(len(submit.sequences)):
+        sequence = Sequence(submit, choice, flow=flow, group=group, arrived=now)
+        state.add(sequence)
+        state.emit(_arrival(sequence, now))
+        if group.leader is None:
+            group.leader = sequence
+            state.queue(sequence, now)
+        else:
+            group.forks.append(sequence)
+
+
+def _arrival(sequence: Sequence, now: int) -> SequenceArrived:
+    return SequenceArrived(
+        now=now,
+        sequence=sequence.id,
+        lineage=sequence.lineage,
+        flow=sequence.flow.path,
+        prompt_tokens=sequence.prompt_length,
+        max_tokens=sequence.max_tokens,
+        deadline=sequence.deadline,
+        first_token_deadline=sequence.first_token_deadline,
+    )
+
+
+def _admit(state: KernelState, submit: Submit, now: int) -> Flow:
+    """The flow of a submission that may wait; raises Refusal otherwise."""
+    if state.draining:
+        raise Refusal(Cause.DRAINING, "the server is shutting down", 5 * SECOND)
+    if any(state.tombstones.get(scope, 0) > now for scope in _scopes_over(submit.lineage)):
+        raise Refusal(Cause.TASK_CANCELLED, "the task was cancelled before this request arrived")
+    if any(number in state.sequences for number in submit.sequences):
+        raise Refusal(Cause.DUPLICATE, "a sequence id is already in use")
+    _check_size(state, submit)
+    if submit.deadline is not None and submit.deadline <= now:
+        raise Refusal(Cause.DEADLINE, "the deadline passed before the request arrived")
+    if submit.first_token_deadline is not None and submit.first_token_deadline <= now:
+        raise Refusal(Cause.FIRST_TOKEN_DEADLINE, "the first-token deadline passed before arrival")
+    _check_caps(state, submit)
+    flow = state.tree.reach(_pairs(submit.flow))
+    if flow is None:
+        raise Refusal(Cause.SATURATED, "too many flows are in use", UNKNOWN_WAIT)
+    return flow
+
+
+def _check_size(state: KernelState, submit: Submit) -> None:
+    config = state.config
+    prompt = submit.prompt
+    if not len(prompt):
+        raise Refusal(Cause.BAD_TOKEN, "the prompt has no tokens")
+    if int(prompt.min()) < 0 or int(prompt.max()) >= config.vocab_size:
+        raise Refusal(
+            Cause.BAD_TOKEN, f"a prompt token id is outside the vocabulary of {config.vocab_size}"
+        )
+    if submit.max_tokens < 1:
+        raise Refusal(Cause.TOO_LARGE, "the prompt leaves no room for output in the context")
+    total = len(prompt) + submit.max_tokens
+    room = min(config.max_context, config.num_blocks * config.block_size)
+    if total > room:
+        raise Refusal(
+            Cause.TOO_LARGE,
+            f"{len(prompt)} prompt tokens and {submit.max_tokens} output tokens can never fit: "
+            f"a sequence may hold {room} tokens",
+        )
+
+
+def _check_caps(state: KernelState, submit: Submit) -> None:
+    config = state.config
+    count, tokens = len(submit.sequences), len(submit.prompt) * len(submit.sequences)
+    own = state.waiting.tenant(submit.flow[0].name)
+    max_requests = submit.queue_requests or config.tenant_queued_requests
+    max_tokens = submit.queue_tokens or config.tenant_queued_tokens
+    if own.sequences + count > max_requests or own.tokens + tokens > max_tokens:
+        raise Refusal(
+            Cause.QUEUE_FULL,
+            f"the tenant's queue holds {own.sequences} of {max_requests} sequences and "
+            f"{own.tokens} of {max_tokens} tokens",
+            _wait(state, own),
+        )
+    total = state.waiting.total
+    if (
+        total.sequences + count > config.max_queued_requests
+        or total.tokens + tokens > config.max_queued_tokens
+    ):
+        raise Refusal(
+            Cause.SATURATED,
+            f"the server's queue holds {total.sequences} of {config.max_queued_requests} "
+            f"sequences and {total.tokens} of {config.max_queued_tokens} tokens",
+            _wait(state, total),
+        )
+
+
+def _wait(state: KernelState, backlog: Backlog) -> int:
+    seconds = state.drain_rate.time_for(backlog.tokens)
+    return UNKNOWN_WAIT if seconds is None else max(1, int(seconds * SECOND))
+
+
+def _refuse(state: KernelState, submit: Submit, refusal: Refusal, now: int) -> None:
+    finished = Finished(
+        cause=refusal.cause,
+        prompt_tokens=len(submit.prompt),
+        cached_tokens=0,
+        output_tokens=0,
+        detail=refusal.detail,
+        retry_after=refusal.retry_after,
+    )
+    for number in submit.sequences:
+        state.emit(
+            SequenceRefused(
+                now=now,
+                sequence=number,
+                lineage=submit.lineage,
+                cause=refusal.cause,
+                detail=refusal.detail,
+                retry_after=refusal.retry_after,
+            )
+        )
+        state.outputs.ended.append((number, finished))
+
+
+def _cancel(state: KernelState, cancel: Cancel, now: int) -> None:
+    found = dict.fromkeys(Phase, 0)
+    for sequence in _under(state, cancel.scope):
+        found[sequence.phase] += 1
+        state.end(sequence, cancel.cause, now)
+    state.emit(
+        CancelApplied(
+            now=now,
+            scope=cancel.scope,
+            cause=cancel.cause,
+            queued=found[Phase.QUEUED],
+            prefill=found[Phase.PREFILL],
+            decode=found[Phase.DECODE],
+        )
+    )
+    if cancel.remember:
+        _bury(state, cancel.scope, now)
+
+
+def _under(state: KernelState, scope: Scope) -> list[Sequence]:
+    candidates: Iterable[Sequence]
+    if scope.task is not None:
+        candidates = state.by_task.get((scope.tenant, scope.task), {}).values()
+    else:
+        candidates = state.sequences.values()
+    return [sequence for sequence in candidates if scope.covers(sequence.lineage)]
+
+
+def _bury(state: KernelState, scope: Scope, now: int) -> None:
+    tombstones = state.tombstones
+    tombstones[scope] = now + state.config.tombstone_ttl
+    tombstones.move_to_end(scope)
+    while len(tombstones) > state.config.max_tombstones or next(iter(tombstones.values())) <= now:
+        tombstones.popitem(last=False)
+
+
+def _scopes_over(lineage: Lineage) -> Iterable[Scope]:
+    """Every scope a cancellation of this work may have been given as."""
+    return (
+        Scope(lineage.tenant, lineage.task, *narrowing)
+        for narrowing in product(
+            (None, lineage.run), (None, lineage.attempt), (None, lineage.request)
+        )
+    )
+
+
+def _finish(state: KernelState, finish: Finish, now: int) -> None:
+    sequence = state.sequences.get(finish.sequence)
+    if sequence is not None:
+        state.end(sequence, Cause.STOP_STRING, now, keep=finish.output_tokens)
+
+
+def _external(state: KernelState, service: ExternalService, now: int) -> None:
+    flow = state.tree.reach(_pairs(service.flow))
+    if flow is not None:
+        state.tree.charge(flow, service.amount)
+        state.emit(ExternalServiceCharged(now, flow.path, service.amount))
+
+
+def _pairs(nodes: tuple[FlowNode, ...]) -> tuple[tuple[str, float], ...]:
+    return tuple((node.name, node.weight) for node in nodes)
+
+
+def _executor_lost(state: KernelState, lost: ExecutorLost, now: int) -> None:
+    state.flights.clear()
+    state.ledger.retire(state.last_step)
+    for sequence in state.batch.live():
+        state.end(sequence, Cause.ENGINE_FAILED, now, lost.detail)
+    state.ledger.retire(state.last_step)
+    state.ledger.forget_all()
+    state.left.clear()

@@ -1,0 +1,73 @@
+"""One step is planned: expiry, decodes, running prompts, newcomers, leftovers."""
+
+import numpy as np
+
+from engine.core.admission import admit_waiters
+from engine.core.draft import DraftPlan
+from engine.core.growth import make_room_for_someone, plan_decodes
+from engine.core.plan import StepPlan
+from engine.core.slices import bill_slice, extend_prefills, plan_prefills
+from engine.core.state import Flight, KernelState
+from telemetry.events import StepPlanned
+
+
+def plan(state: KernelState, now: int) -> StepPlan | None:
+    """The next step, or None when nothing can be computed now."""
+    state.expire(now)
+    if len(state.flights) >= state.config.max_in_flight:
+        return None
+    draft = _draft(state, now)
+    while draft.empty and not state.flights and make_room_for_someone(state, now):
+        draft = _draft(state, now)
+    if draft.empty:
+        return None
+    return _launch(state, draft, now)
+
+
+def _draft(state: KernelState, now: int) -> DraftPlan:
+    draft = DraftPlan(budget=state.config.max_step_tokens)
+    plan_decodes(state, draft, now)
+    plan_prefills(state, draft, now)
+    admit_waiters(state, draft, now)
+    extend_prefills(state, draft, now)
+    _bill_decodes(state, draft)
+    return draft
+
+
+def _bill_decodes(state: KernelState, draft: DraftPlan) -> None:
+    """Decode rows cost when their token is committed, except those that end a prompt or rework."""
+    batch, slots = state.batch, draft.decode_slots
+    starts = batch.scheduled[slots]
+    billed = (starts < batch.paid[slots]) | (starts < batch.prompt[slots])
+    for slot, start in zip(slots[billed].tolist(), starts[billed].tolist(), strict=True):
+        sequence = batch.sequences[slot]
+        assert sequence is not None  # decode slots are in use
+        bill_slice(state, draft, sequence, start, 1)
+    batch.paid[slots] = np.maximum(batch.paid[slots], starts + 1)
+
+
+def _launch(state: KernelState, draft: DraftPlan, now: int) -> StepPlan:
+    batch = state.batch
+    step = draft.compose(state.next_step, batch, state.left)
+    state.left.clear()
+    state.next_step += 1
+    batch.scheduled[step.slots] += step.counts
+    batch.pending[step.slots] += step.samples
+    batch.drafting[step.slots] += step.drafts
+    state.flights.append(Flight(step, batch.epoch[step.slots], draft.bills))
+    ledger = state.ledger
+    state.emit(
+        StepPlanned(
+            now=now,
+            step=step.step,
+            sequences=tuple(step.sequences.tolist()),
+            starts=tuple(step.starts.tolist()),
+            counts=tuple(step.counts.tolist()),
+            running=batch.running,
+            waiting=state.waiting.total.sequences,
+            free_blocks=ledger.free,
+            cached_blocks=ledger.cached,
+            held_blocks=ledger.held,
+        )
+    )
+    return step

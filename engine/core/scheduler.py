@@ -1,0 +1,111 @@
+"""The kernel's face: commands in, plans out, results in, effects out. No I/O, no clock, no torch.
+
+`apply`, `plan` and `commit` decide at once and record what the world outside must do; the loop
+collects it with `take_outputs` and `take_events`. One thread calls all of them.
+"""
+
+from engine.core import commit as committing
+from engine.core import intake, planner
+from engine.core.blocks import Hold
+from engine.core.commands import Command
+from engine.core.config import KernelConfig
+from engine.core.outputs import OutputBatch
+from engine.core.plan import StepPlan, StepResult
+from engine.core.state import KernelState
+from engine.core.waiting import Backlog
+from telemetry.events import Event, PreemptReason
+
+
+class Scheduler:
+    """Decides, for one engine, who computes what in each step."""
+
+    def __init__(self, config: KernelConfig) -> None:
+        self.config = config
+        self._state = KernelState(config)
+
+    def __repr__(self) -> str:
+        ledger = self._state.ledger
+        return (
+            f"<Scheduler {self.running} running, {self.waiting} waiting | "
+            f"{ledger.free} free + {ledger.cached} cached of {ledger.num_blocks} blocks>"
+        )
+
+    def apply(self, command: Command, now: int) -> None:
+        """Carry out a command; it takes effect before the next step is planned."""
+        intake.apply(self._state, command, now)
+
+    def plan(self, now: int) -> StepPlan | None:
+        """Plan the next step; None if there is nothing to compute or enough is in flight."""
+        return planner.plan(self._state, now)
+
+    def commit(self, plan: StepPlan, result: StepResult, now: int) -> None:
+        """Take in the result of the oldest step in flight."""
+        committing.commit(self._state, plan, result, now)
+
+    def preempt(self, sequence: int, now: int) -> None:
+        """Fault injection: take the place of a running sequence; others are left alone."""
+        found = self._state.sequences.get(sequence)
+        if found is not None and found.slot >= 0:
+            self._state.preempt(found, PreemptReason.FORCED, None, now)
+
+    def take_outputs(self) -> OutputBatch:
+        """What callers are to be told since the last call."""
+        outputs, self._state.outputs = self._state.outputs, OutputBatch()
+        return outputs
+
+    def take_events(self) -> list[Event]:
+        """What was decided since the last call."""
+        events, self._state.events = self._state.events, []
+        return events
+
+    @property
+    def running(self) -> int:
+        """Sequences in the batch."""
+        return self._state.batch.running
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that wait for a place in the batch."""
+        return self._state.waiting.total.sequences
+
+    @property
+    def in_flight(self) -> int:
+        """Steps launched and not committed."""
+        return len(self._state.flights)
+
+    @property
+    def backlog(self) -> Backlog:
+        """What waits, of all tenants."""
+        return self._state.waiting.total
+
+    @property
+    def free_blocks(self) -> int:
+        """KV blocks without content of value."""
+        return self._state.ledger.free
+
+    @property
+    def cached_blocks(self) -> int:
+        """KV blocks whose content can be found again."""
+        return self._state.ledger.cached
+
+    def next_deadline(self) -> int | None:
+        """The earliest deadline that may still expire something, in monotonic nanoseconds."""
+        deadlines = self._state.deadlines
+        return deadlines[0][0] if deadlines else None
+
+    def verify(self) -> None:
+        """Check the kernel's laws; raises ValueError naming the one that is broken. Slow."""
+        state = self._state
+        running = state.batch.live()
+        state.ledger.verify(block for sequence in running for block in sequence.blocks)
+        if any(s.blocks for s in state.sequences.values() if s.slot < 0):
+            raise ValueError("a sequence out of the batch owns blocks")
+        if len(running) != self.running or self.running > self.config.max_running:
+            raise ValueError(f"{len(running)} sequences hold {self.running} slots")
+        if self.running + self.waiting != len(state.sequences):
+            raise ValueError("a live sequence neither runs nor waits, or does both")
+        if not state.flights and state.ledger.on_hold(Hold.FENCE):
+            raise ValueError("blocks are fenced with no step in flight")
+        queued = sum(1 for _ in state.waiting.queued())
+        if queued != sum(flow.own for flow in state.tree):
+            raise ValueError("the flow tree counts other waiters than the queues hold")

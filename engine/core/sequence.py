@@ -1,0 +1,138 @@
+"""A sequence: one decode stream, and the table of its states."""
+
+from dataclasses import replace
+from enum import StrEnum
+
+from engine.core.commands import Submit
+from policies.fairness import Flow
+from telemetry.events import Phase
+
+
+class State(StrEnum):
+    """Life of a sequence. There is no prefill or decode state: both compute tokens."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"  # waits again, with its tokens but without its KV
+    ENDED = "ended"
+
+
+TRANSITIONS = frozenset(
+    {
+        (State.WAITING, State.RUNNING),
+        (State.WAITING, State.ENDED),
+        (State.RUNNING, State.PREEMPTED),
+        (State.RUNNING, State.ENDED),
+        (State.PREEMPTED, State.RUNNING),
+        (State.PREEMPTED, State.ENDED),
+    }
+)
+
+
+class Group:
+    """The choices of one request. The first to run computes the prompt; the others fork from it.
+
+    `paid` is the number of prompt positions computed (and charged) so far by any of them.
+    """
+
+    __slots__ = ("forks", "leader", "paid")
+
+    def __init__(self) -> None:
+        self.leader: Sequence | None = None
+        self.forks: list[Sequence] = []  # choices that wait for the leader's prompt
+        self.paid = 0
+
+
+class Sequence:
+    """What the kernel knows of one sequence while it lives.
+
+    While it runs, its counters live in the batch arrays at `slot`; `tokens` (int32) is brought up
+    to date when it leaves the batch. `computed_before` is how far it ever got, so that recomputed
+    positions are told from new ones. `hashes` covers its full blocks as
+    far as known, `sealed` how many of `blocks` are published under theirs.
+    """
+
+    __slots__ = (
+        "admitted",
+        "arrived",
+        "blocks",
+        "bypassed",
+        "cached_tokens",
+        "computed_before",
+        "deadline",
+        "first_token",
+        "first_token_deadline",
+        "flow",
+        "group",
+        "hashes",
+        "id",
+        "lineage",
+        "max_tokens",
+        "prompt_length",
+        "recomputed",
+        "rework_payer",
+        "salt",
+        "sampling",
+        "sealed",
+        "slot",
+        "state",
+        "tokens",
+    )
+
+    def __init__(
+        self, submit: Submit, choice: int, *, flow: Flow, group: Group, arrived: int
+    ) -> None:
+        self.id = submit.sequences[choice]
+        self.lineage = submit.lineage
+        self.flow = flow
+        self.group = group
+        self.tokens = submit.prompt
+        self.prompt_length = len(submit.prompt)
+        self.salt = submit.salt
+        self.hashes = list(submit.block_hashes)
+        self.sealed = 0
+        self.max_tokens = submit.max_tokens
+        self.sampling = replace(submit.sampling, seed=submit.sampling.seed + choice)
+        self.deadline = submit.deadline
+        self.first_token_deadline = submit.first_token_deadline
+        self.arrived = arrived
+        self.state = State.WAITING
+        self.slot = -1
+        self.blocks: list[int] = []
+        self.cached_tokens = 0
+        self.computed_before = 0
+        self.recomputed = 0
+        self.bypassed = 0
+        self.rework_payer = flow
+        self.admitted: int | None = None
+        self.first_token: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<Sequence {self.id} {self.state}, {self.prompt_length} + {self.max_tokens} tokens>"
+
+    @property
+    def output_tokens(self) -> int:
+        """Output tokens so far; up to date while the sequence is out of the batch."""
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def urgency(self) -> int | None:
+        """The deadline that presses now, in monotonic nanoseconds."""
+        if self.first_token is not None or self.first_token_deadline is None:
+            return self.deadline
+        if self.deadline is None:
+            return self.first_token_deadline
+        return min(self.first_token_deadline, self.deadline)
+
+    @property
+    def phase(self) -> Phase:
+        """Where it stands, as told to people."""
+        if self.state is not State.RUNNING:
+            return Phase.QUEUED
+        return Phase.PREFILL if self.first_token is None else Phase.DECODE
+
+    def move(self, state: State) -> None:
+        """The only place where a state changes."""
+        if (self.state, state) not in TRANSITIONS:
+            raise ValueError(f"sequence {self.id} cannot go from {self.state} to {state}")
+        self.state = state

@@ -1,0 +1,98 @@
+"""Sequences that wait: a sorted queue a flow, the flow tree over them, and their counts."""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+from engine.core.sequence import Sequence, State
+from policies.fairness import Flow, FlowTree, Lift
+from policies.ordering import OrderKey, order_key
+
+Entry = tuple[OrderKey, Sequence]
+
+
+def place(sequence: Sequence) -> OrderKey:
+    """Where `sequence` stands within its flow."""
+    return order_key(
+        preempted=sequence.state is State.PREEMPTED,
+        deadline=sequence.urgency,
+        arrived=sequence.arrived,
+        sequence=sequence.id,
+    )
+
+
+class Backlog:
+    """Waiting sequences and prompt tokens of one tenant, or of all."""
+
+    __slots__ = ("sequences", "tokens")
+
+    def __init__(self) -> None:
+        self.sequences = 0
+        self.tokens = 0
+
+    def add(self, sequence: Sequence, sign: int) -> None:
+        """Count `sequence` in (sign 1) or out (sign -1)."""
+        self.sequences += sign
+        self.tokens += sign * len(sequence.tokens)
+
+
+class WaitingRoom:
+    """Who waits, by flow. A sequence is *counted* from its arrival until it runs or ends, and
+
+    *queued* while it may be picked; choices that wait for a sibling's prompt are only counted.
+    """
+
+    def __init__(self, tree: FlowTree) -> None:
+        self.tree = tree
+        self.total = Backlog()
+        self._tenants: dict[str, Backlog] = {}
+        self._queues: dict[Flow, list[Entry]] = {}
+        self._keys: dict[int, OrderKey] = {}
+
+    def tenant(self, name: str) -> Backlog:
+        """The backlog of one tenant; empty when it has none."""
+        return self._tenants.get(name) or Backlog()
+
+    def count(self, sequence: Sequence) -> None:
+        """`sequence` starts to wait."""
+        self.total.add(sequence, 1)
+        self._tenants.setdefault(sequence.flow.path[0], Backlog()).add(sequence, 1)
+
+    def uncount(self, sequence: Sequence) -> None:
+        """`sequence` no longer waits."""
+        self.total.add(sequence, -1)
+        name = sequence.flow.path[0]
+        backlog = self._tenants[name]
+        backlog.add(sequence, -1)
+        if not backlog.sequences:
+            del self._tenants[name]
+
+    def queue(self, sequence: Sequence) -> list[Lift]:
+        """Let `sequence` be picked from now on. Returns the flows lifted by that."""
+        key = place(sequence)
+        self._keys[sequence.id] = key
+        insort(self._queues.setdefault(sequence.flow, []), (key, sequence), key=_key)
+        return self.tree.enqueue(sequence.flow)
+
+    def unqueue(self, sequence: Sequence) -> bool:
+        """Take `sequence` out of its queue; False if it was not in one."""
+        key = self._keys.pop(sequence.id, None)
+        if key is None:
+            return False
+        queue = self._queues[sequence.flow]
+        del queue[bisect_left(queue, key, key=_key)]
+        if not queue:
+            del self._queues[sequence.flow]
+        self.tree.dequeue(sequence.flow)
+        return True
+
+    def front(self, flow: Flow) -> Iterator[Sequence]:
+        """The waiters of `flow` in order; stop iterating before changing the queue."""
+        return (sequence for _, sequence in self._queues.get(flow, ()))
+
+    def queued(self) -> Iterator[Sequence]:
+        """Every queued sequence."""
+        return (sequence for queue in self._queues.values() for _, sequence in queue)
+
+
+def _key(entry: Entry) -> OrderKey:
+    return entry[0]

@@ -1,0 +1,209 @@
+"""Weighted fair sharing over a tree of flows, charged per token.
+
+Each node of the tree keeps a virtual counter: the service its flow received, in cost units,
+divided by its weight. Service goes to the backlogged child with the smallest counter, level by
+level, so siblings share by weight whatever they hold below them, and an unused share is borrowed
+by whoever has work. After the Virtual Token Counter (Sheng et al., OSDI 2024, algorithm 2 and
+section 4.3 for weights), with its lift: a flow that returns from idle starts no lower than the
+least served of its backlogged siblings, or than the last one that left when none is backlogged.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import isfinite
+
+
+@dataclass(frozen=True, slots=True)
+class Lift:
+    """A counter raised because its flow returned from idle."""
+
+    path: tuple[str, ...]
+    before: float
+    after: float
+
+
+class Flow:
+    """A node of the tree. `queued` counts waiting sequences and `live` all, here and below;
+
+    `own` counts those waiting here, not below.
+    """
+
+    __slots__ = (
+        "children",
+        "counter",
+        "index",
+        "last_left",
+        "live",
+        "own",
+        "parent",
+        "path",
+        "queued",
+        "weight",
+    )
+
+    def __init__(self, path: tuple[str, ...], weight: float, parent: "Flow | None") -> None:
+        self.path = path
+        self.weight = weight
+        self.parent = parent
+        self.index = -1
+        self.children: dict[str, Flow] = {}
+        self.counter = 0.0
+        self.queued = 0
+        self.own = 0
+        self.live = 0
+        self.last_left = 0.0  # counter of the child that was last to run out of waiters
+
+    def __repr__(self) -> str:
+        return f"<Flow {'/'.join(self.path)} {self.counter:g}, {self.queued} queued>"
+
+    def upward(self) -> Iterator["Flow"]:
+        """This node and its ancestors below the root."""
+        node = self
+        while node.parent is not None:
+            yield node
+            node = node.parent
+
+
+class FlowTree:
+    """All flows of one engine. At most `capacity` nodes are remembered; idle ones go first."""
+
+    def __init__(self, capacity: int) -> None:
+        self._root = Flow((), 1.0, None)
+        self._capacity = capacity
+        self._idle: OrderedDict[tuple[str, ...], Flow] = OrderedDict()  # leaves, oldest first
+        self._nodes: dict[tuple[str, ...], Flow] = {}
+        self._free_indices: list[int] = []
+        self.by_index: list[Flow | None] = []
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __iter__(self) -> Iterator[Flow]:
+        return iter(self._nodes.values())
+
+    def find(self, path: tuple[str, ...]) -> Flow | None:
+        """The node at `path`, if it is known."""
+        return self._nodes.get(path)
+
+    def reach(self, nodes: tuple[tuple[str, float], ...]) -> Flow | None:
+        """The node at the path of (name, weight) pairs, created where missing.
+
+        Weights take effect at once. None when the tree is full of flows in use.
+        """
+        if not nodes:
+            raise ValueError("a flow needs at least one node")
+        node = self._root
+        for name, weight in nodes:
+            if not (isfinite(weight) and weight > 0):
+                raise ValueError(f"weight of flow {name!r} must be positive, not {weight}")
+            child = node.children.get(name)
+            if child is None:
+                child = self._add(node, name, weight)
+                if child is None:
+                    return None
+            child.weight = weight
+            node = child
+        return node
+
+    def _add(self, parent: Flow, name: str, weight: float) -> Flow | None:
+        if len(self._nodes) >= self._capacity and not self._forget_one(parent):
+            return None
+        flow = Flow((*parent.path, name), weight, parent)
+        parent.children[name] = flow
+        self._nodes[flow.path] = flow
+        if self._free_indices:
+            flow.index = self._free_indices.pop()
+            self.by_index[flow.index] = flow
+        else:
+            flow.index = len(self.by_index)
+            self.by_index.append(flow)
+        self._idle.pop(parent.path, None)
+        self._idle[flow.path] = flow
+        return flow
+
+    def _forget_one(self, keep: Flow) -> bool:
+        for path, flow in self._idle.items():
+            if flow is keep:
+                continue
+            del self._idle[path]
+            del self._nodes[path]
+            self.by_index[flow.index] = None
+            self._free_indices.append(flow.index)
+            parent = flow.parent
+            assert parent is not None  # the root is never idle
+            del parent.children[path[-1]]
+            if not parent.children and parent.parent is not None and not parent.live:
+                self._idle[parent.path] = parent
+            return True
+        return False
+
+    def enter(self, flow: Flow) -> None:
+        """A sequence of `flow` came to life."""
+        for node in flow.upward():
+            node.live += 1
+        self._idle.pop(flow.path, None)
+
+    def leave(self, flow: Flow) -> None:
+        """A sequence of `flow` ended."""
+        for node in flow.upward():
+            node.live -= 1
+        if not flow.live and not flow.children:
+            self._idle[flow.path] = flow
+
+    def enqueue(self, flow: Flow) -> list[Lift]:
+        """A sequence of `flow` started to wait. Returns the counters lifted by that."""
+        lifts = []
+        flow.own += 1
+        for node in flow.upward():
+            if node.queued == 0:
+                before, after = node.counter, max(node.counter, _entry_level(node))
+                if after > before:
+                    node.counter = after
+                    lifts.append(Lift(node.path, before, after))
+            node.queued += 1
+        return lifts
+
+    def dequeue(self, flow: Flow) -> None:
+        """A sequence of `flow` stopped waiting."""
+        flow.own -= 1
+        for node in flow.upward():
+            node.queued -= 1
+            if node.queued == 0 and node.parent is not None:
+                node.parent.last_left = node.counter
+
+    def charge(self, flow: Flow, cost: float) -> None:
+        """Count `cost` units of service against `flow` and all it belongs to."""
+        for node in flow.upward():
+            node.counter += cost / node.weight
+
+    def pick(self, usable: Callable[[Flow], bool]) -> Flow | None:
+        """The flow with waiters next in line among those `usable` accepts.
+
+        Waiters of an inner node (from before its tenant was subdivided) go before those below it.
+        """
+        return _descend(self._root, usable)
+
+
+def _entry_level(node: Flow) -> float:
+    parent = node.parent
+    assert parent is not None  # only nodes below the root are entered
+    backlogged = [child.counter for child in parent.children.values() if child.queued]
+    return min(backlogged) if backlogged else parent.last_left
+
+
+def _descend(node: Flow, usable: Callable[[Flow], bool]) -> Flow | None:
+    if node.own and usable(node):
+        return node
+    waiting = [child for child in node.children.values() if child.queued]
+    while waiting:
+        child = min(waiting, key=_standing)
+        found = _descend(child, usable)
+        if found is not None:
+            return found
+        waiting.remove(child)
+    return None
+
+
+def _standing(flow: Flow) -> tuple[float, tuple[str, ...]]:
+    return flow.counter, flow.path
