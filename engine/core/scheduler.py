@@ -88,6 +88,10 @@ class Scheduler:
         """KV blocks whose content can be found again."""
         return self._state.ledger.cached
 
+    def live(self) -> list[int]:
+        """The ids of all sequences that have not ended."""
+        return list(self._state.sequences)
+
     def next_deadline(self) -> int | None:
         """The earliest deadline that may still expire something, in monotonic nanoseconds."""
         deadlines = self._state.deadlines

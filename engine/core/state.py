@@ -25,7 +25,6 @@ from telemetry.events import (
 )
 from telemetry.lineage import Scope
 
-
 SLACK = 1024  # deadlines of ended sequences kept before they are swept out
 
 

@@ -1,0 +1,201 @@
+"""The engine thread: the kernel's single writer, and what happens when something under it dies."""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+from engine.core.commands import Command, ExecutorLost, Submit
+from engine.core.config import KernelConfig
+from engine.core.executor import Executor
+from engine.core.loop import EngineLoop, ExecutorFailedError
+from engine.core.outputs import OutputBatch
+from engine.core.scheduler import Scheduler
+from telemetry.clock import NANOSECONDS, Clock
+from telemetry.events import Event
+
+log = logging.getLogger("watermaster.engine")
+
+RESTART_WINDOW = 600.0  # seconds in which `max_restarts` are counted
+IDLE_WAIT = 1.0  # seconds between looks at the clock while nothing happens
+
+AnyExecutor = Executor[Any]
+
+
+class EngineState(StrEnum):
+    """Life of an engine, as told to people."""
+
+    STARTING = "starting"
+    READY = "ready"
+    RESTARTING = "restarting"
+    FAILED = "failed"  # beyond recovery; the process should exit
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Counters of the kernel as of its last iteration."""
+
+    running: int = 0
+    waiting: int = 0
+    queued_tokens: int = 0
+    free_blocks: int = 0
+    cached_blocks: int = 0
+
+
+class Listener(Protocol):
+    """Who is told what the thread does. Called on the engine thread: must return at once."""
+
+    def on_outputs(self, outputs: OutputBatch) -> None:
+        """Tokens and ends of one command batch or step."""
+
+    def on_events(self, events: list[Event]) -> None:
+        """Decisions of one command batch or step."""
+
+    def on_state(self, state: EngineState, error: str) -> None:
+        """The engine's state changed."""
+
+    def on_lost(self, sequences: list[int], reason: str) -> None:
+        """These sequences are gone without a terminal output of the kernel's."""
+
+
+class EngineWorker:
+    """Runs the engine loop on a thread of its own until stopped or beyond recovery."""
+
+    def __init__(
+        self,
+        name: str,
+        config: KernelConfig,
+        factory: Callable[[], AnyExecutor],
+        clock: Clock,
+        listener: Listener,
+        max_restarts: int,
+    ) -> None:
+        self.load = Load()
+        self.busy_since: float | None = None  # time.monotonic() at the start of the iteration
+        self.restarts = 0
+        self._name = name
+        self._config = config
+        self._factory = factory
+        self._clock = clock
+        self._listener = listener
+        self._max_restarts = max_restarts
+        self._failures: deque[float] = deque(maxlen=max_restarts + 1)
+        self._scheduler = Scheduler(config)
+        self._mailbox: deque[Command] = deque()
+        self._applying: list[Command] = []
+        self._wake = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._main, name=f"engine-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; it builds its executor first."""
+        self._thread.start()
+
+    def post(self, command: Command) -> None:
+        """Hand over a command; safe from any thread."""
+        self._mailbox.append(command)
+        self._wake.set()
+
+    @property
+    def pending_commands(self) -> int:
+        """Commands that the thread has not looked at yet."""
+        return len(self._mailbox)
+
+    def stop(self, timeout: float) -> None:
+        """End the thread after its current iteration; waits for it at most `timeout` seconds."""
+        self._stopping = True
+        self._wake.set()
+        self._thread.join(timeout)
+
+    def _main(self) -> None:
+        executor = self._build("could not start")
+        while executor is not None:
+            self._listener.on_state(EngineState.READY, "")
+            executor = self._serve(executor)
+
+    def _serve(self, executor: AnyExecutor) -> AnyExecutor | None:
+        """Iterate until told to stop (None) or until a new executor is needed."""
+        loop = EngineLoop(self._scheduler, executor, self._clock.now)
+        try:
+            while not self._stopping:
+                self._iterate(loop)
+        except ExecutorFailedError as error:
+            log.exception("engine %s lost its executor", self._name)
+            return self._recover(str(error), self._fail_running)
+        except Exception as error:
+            log.exception("engine %s: fault in the kernel", self._name)
+            return self._recover(f"fault in the kernel: {error!r}", self._fail_all)
+        self._listener.on_state(EngineState.STOPPED, "")
+        return None
+
+    def _iterate(self, loop: EngineLoop[Any]) -> None:
+        self.busy_since = time.monotonic()
+        self._applying = [self._mailbox.popleft() for _ in range(len(self._mailbox))]
+        worked = loop.iterate(self._applying)
+        self.busy_since = None
+        self._publish()
+        if not worked and not self._mailbox:
+            self._sleep()
+
+    def _publish(self) -> None:
+        scheduler = self._scheduler
+        self.load = Load(
+            running=scheduler.running,
+            waiting=scheduler.waiting,
+            queued_tokens=scheduler.backlog.tokens,
+            free_blocks=scheduler.free_blocks,
+            cached_blocks=scheduler.cached_blocks,
+        )
+        outputs, events = scheduler.take_outputs(), scheduler.take_events()
+        if events:
+            self._listener.on_events(events)
+        if outputs:
+            self._listener.on_outputs(outputs)
+
+    def _sleep(self) -> None:
+        timeout = IDLE_WAIT
+        deadline = self._scheduler.next_deadline()
+        if deadline is not None:
+            timeout = min(timeout, max(0.0, (deadline - self._clock.now()) / NANOSECONDS))
+        self._wake.wait(timeout)
+        self._wake.clear()
+
+    def _recover(self, reason: str, fail: Callable[[str], None]) -> AnyExecutor | None:
+        """Fail what is lost and build a new executor, a bounded number of times in a while."""
+        self.busy_since = None
+        self.restarts += 1
+        now = time.monotonic()
+        self._failures.append(now)
+        recent = sum(1 for at in self._failures if now - at < RESTART_WINDOW)
+        if recent > self._max_restarts:
+            self._listener.on_state(EngineState.FAILED, f"failed {recent} times; last: {reason}")
+            return None
+        self._listener.on_state(EngineState.RESTARTING, reason)
+        fail(reason)
+        return self._build("could not restart")
+
+    def _build(self, failure: str) -> AnyExecutor | None:
+        try:
+            return self._factory()
+        except Exception as error:
+            log.exception("engine %s %s", self._name, failure)
+            self._listener.on_state(EngineState.FAILED, f"{failure}: {error}")
+            return None
+
+    def _fail_running(self, reason: str) -> None:
+        self._scheduler.apply(ExecutorLost(reason), self._clock.now())
+        self._publish()
+
+    def _fail_all(self, reason: str) -> None:
+        """The kernel's state cannot be trusted: start over, losing what waited too."""
+        lost = self._scheduler.live()
+        for command in self._applying:
+            if isinstance(command, Submit):
+                lost.extend(command.sequences)
+        self._listener.on_lost(lost, reason)
+        self._scheduler = Scheduler(self._config)
