@@ -17,6 +17,19 @@ from telemetry.events import Cause
 
 FINISH_REASONS = {Cause.STOP: "stop", Cause.STOP_STRING: "stop", Cause.LENGTH: "length"}
 
+# Refused at the door: the engine has done nothing that could be counted.
+NEVER_QUEUED = frozenset(
+    {
+        Cause.QUEUE_FULL,
+        Cause.SATURATED,
+        Cause.DRAINING,
+        Cause.TOO_LARGE,
+        Cause.BAD_TOKEN,
+        Cause.DUPLICATE,
+        Cause.TASK_CANCELLED,
+    }
+)
+
 # Stock clients sleep through or ignore a longer Retry-After, so they are told not to retry.
 LONGEST_WAIT_MS = 60_000
 JITTER = 0.25
@@ -244,15 +257,16 @@ class ApiError(Exception):
         super().__init__(self.message)
 
 
-def from_finished(finished: Finished, facts: Mapping[str, object] | None = None) -> ApiError:
+def from_finished(finished: Finished, usage: Mapping[str, object]) -> ApiError:
     """The error for an engine's outcome that is not a completion."""
     row = TABLE[finished.cause]
+    counted = {} if finished.cause in NEVER_QUEUED else {"usage": dict(usage)}
     message = f"{row.message} ({finished.detail})" if finished.detail else row.message
     return ApiError(
         finished.cause,
         message,
         param="prompt" if finished.cause is Cause.BAD_TOKEN else None,
-        facts={"cause": str(finished.cause), **(facts or {})},
+        facts={"cause": str(finished.cause), **counted},
         retry_after=finished.retry_after,
     )
 

@@ -37,10 +37,10 @@ def valid_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
-def check_id(name: str, text: str) -> str:
+def check_id(name: str, text: str, reason: Reason = Reason.INVALID_HEADER) -> str:
     """`text` itself, or ApiError 400 that names the header or path part `name`."""
     if not valid_id(text):
-        raise ApiError(Reason.INVALID_HEADER, f"{name} {_RULE}.", param=name)
+        raise ApiError(reason, f"{name} {_RULE}.", param=name)
     return text
 
 

@@ -82,10 +82,15 @@ def test_body_has_openais_shape_and_the_facts():
     }
 
 
-def test_an_engines_outcome_keeps_cause_detail_and_estimate():
+def test_a_refusal_of_the_engine_keeps_cause_detail_and_estimate():
     finished = Finished(Cause.QUEUE_FULL, 10, 0, 0, detail="cap 4", retry_after=3 * SECOND)
-    error = from_finished(finished, {"usage": {"total_tokens": 10}})
+    error = from_finished(finished, {"total_tokens": 10})
     assert error.row.status == 429
     assert error.message.endswith("(cap 4)")
-    assert error.facts == {"cause": "queue_full", "usage": {"total_tokens": 10}}
+    assert error.facts == {"cause": "queue_full"}
     assert error.retry_after == 3 * SECOND
+
+
+def test_work_that_was_begun_is_counted():
+    error = from_finished(Finished(Cause.DEADLINE, 10, 0, 4), {"total_tokens": 14})
+    assert error.facts == {"cause": "deadline_exceeded", "usage": {"total_tokens": 14}}

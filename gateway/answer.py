@@ -1,0 +1,95 @@
+"""Writes a generation out as an OpenAI-shaped answer, in one piece or as a stream."""
+
+import uuid
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.types import Send
+
+from engine.host.generation import Generation
+from gateway.call import send_json
+from gateway.choices import Choices, Delta
+from gateway.errors import ApiError, from_finished
+from gateway.generate import Prepared, Shape
+from gateway.sse import EventStream
+from telemetry.events import Cause
+
+
+class Answer:
+    """The answer to one prepared call; `created` is in Unix seconds."""
+
+    def __init__(
+        self, shape: Shape[Any], prepared: Prepared, generation: Generation, created: int
+    ) -> None:
+        self._shape = shape
+        self._model = prepared.model
+        self._include_usage = prepared.request.include_usage
+        self._generation = generation
+        self._choices = Choices(
+            generation,
+            generation.sequences,
+            prepared.model.codec,
+            prepared.request.stop,
+            frozenset(prepared.sampling.stop_token_ids),
+        )
+        self._identity = {
+            "id": f"{shape.id_prefix}{uuid.uuid4().hex}",
+            "created": created,
+            "model": prepared.model.id,
+        }
+
+    async def whole(self, send: Send) -> None:
+        """Answer in one piece. Raises ApiError when a choice fails."""
+        deltas: dict[int, list[Delta]] = defaultdict(list)
+        while not self._choices.done:
+            for delta in self._choices.absorb(await self._generation.next()):
+                deltas[delta.index].append(delta)
+            if self._choices.failure:
+                raise await self._error()
+        choices = [self._shape.whole(self._model, deltas[index]) for index in sorted(deltas)]
+        answer = {"object": self._shape.whole_object, **self._identity, "choices": choices}
+        await send_json(send, {**answer, "usage": self._choices.usage()})
+
+    async def stream(self, events: EventStream) -> None:
+        """Answer as events. Raises ApiError when a choice fails before a status was sent.
+
+        The status waits for the first output, so that a refusal has a real one.
+        """
+        deltas = self._choices.absorb(await self._generation.next())
+        if self._choices.failure:
+            raise await self._error()
+        await events.open()
+        while not (self._choices.done or self._choices.failure):
+            await events.write(self._chunks(deltas))
+            deltas = self._choices.absorb(await events.during(self._generation.next))
+        if self._choices.failure:
+            await events.write(self._chunks(deltas))
+            await events.fail(await self._error())
+        else:
+            await events.close([*self._chunks(deltas), *self._usage_chunk()])
+
+    def _chunks(self, deltas: Sequence[Delta]) -> list[dict[str, object]]:
+        return [
+            self._chunk([self._shape.chunk(self._model, delta)])
+            for delta in deltas
+            if delta.worth_sending
+        ]
+
+    def _chunk(self, choices: list[dict[str, object]]) -> dict[str, object]:
+        chunk = {"object": self._shape.chunk_object, **self._identity, "choices": choices}
+        if self._include_usage:
+            chunk["usage"] = None
+        return chunk
+
+    def _usage_chunk(self) -> list[dict[str, object]]:
+        return [{**self._chunk([]), "usage": self._choices.usage()}] if self._include_usage else []
+
+    async def _error(self) -> ApiError:
+        """The first failure; the other choices are ended first, so that usage is complete."""
+        failure = self._choices.failure
+        assert failure is not None
+        self._generation.cancel(Cause.CANCELLED)
+        while not self._choices.done:
+            self._choices.absorb(await self._generation.next())
+        return from_finished(failure, self._choices.usage())

@@ -1,0 +1,46 @@
+"""The HTTP application: every route and the one middleware, composed here and nowhere else."""
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway.chat import ChatShape
+from gateway.completions import CompletionShape
+from gateway.edge import Edge
+from gateway.errors import ApiError, Reason
+from gateway.health import Health
+from gateway.inference import Inference
+from gateway.models import Models
+from gateway.state import Gateway
+from gateway.tasks import Tasks
+
+
+def build_app(gateway: Gateway) -> Starlette:
+    """The ASGI application that serves `gateway`."""
+    health, models = Health(gateway), Models(gateway)
+    app = Starlette(
+        routes=[
+            Route("/v1/chat/completions", Inference(gateway, ChatShape()), methods=["POST"]),
+            Route("/v1/completions", Inference(gateway, CompletionShape()), methods=["POST"]),
+            Route("/v1/models", models.list),
+            Route("/v1/models/{model:path}", models.one),
+            *Tasks(gateway).routes(),
+            Route("/health", health.health),
+            Route("/ready", health.ready),
+            Route("/metrics", health.metrics),
+        ],
+        middleware=[Middleware(Edge, clock=gateway.clock)],
+        exception_handlers={HTTPException: _raise_ours},
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+async def _raise_ours(_: Request, error: Exception) -> Response:
+    """The router's own refusals, in our shape."""
+    assert isinstance(error, HTTPException)
+    reason = Reason.METHOD_NOT_ALLOWED if error.status_code == 405 else Reason.NOT_FOUND
+    raise ApiError(reason, headers=error.headers)

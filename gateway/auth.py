@@ -1,0 +1,31 @@
+"""Who is calling and whether they may: bearer keys, before anything else is read."""
+
+from starlette.datastructures import Headers
+
+from gateway.errors import ApiError, Reason
+from tenants.auth import Authenticator, AuthError
+from tenants.connection import StoreUnavailable
+from tenants.model import Principal
+
+
+async def authenticate(headers: Headers, authenticator: Authenticator, scope: str) -> Principal:
+    """The caller, who holds `scope`. Raises ApiError 401, 403, or 503 when the store is away."""
+    try:
+        principal = await authenticator.authenticate(_bearer(headers))
+    except AuthError as error:
+        raise ApiError(
+            Reason.BAD_KEY,
+            f"{str(error)[0].upper()}{str(error)[1:]}.",
+            facts={"reason": str(error.reason)},
+            headers={"www-authenticate": "Bearer"},
+        ) from None
+    except StoreUnavailable:
+        raise ApiError(Reason.STORE_UNAVAILABLE) from None
+    if scope not in principal.key.scopes:
+        raise ApiError(Reason.SCOPE, f"The API key lacks the scope {scope!r}.")
+    return principal
+
+
+def _bearer(headers: Headers) -> str | None:
+    kind, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if kind.lower() == "bearer" else None

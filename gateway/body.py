@@ -1,0 +1,71 @@
+"""Reading a request body: bounded in bytes and in time before anything looks inside."""
+
+import asyncio
+
+from starlette.datastructures import Headers
+from starlette.types import Receive
+
+from gateway.errors import ApiError, Reason
+from telemetry.events import Cause
+
+# How long the rest of a refused body is read and thrown away, in seconds: a caller that is still
+# writing when the connection closes would lose the answer.
+LINGER = 2.0
+
+
+async def read_body(headers: Headers, receive: Receive, limit: int, seconds: float) -> bytes:
+    """The whole body, of at most `limit` bytes that arrive within `seconds`.
+
+    Raises ApiError: 413 when it is larger, 408 when it is slower, and DISCONNECTED when the caller
+    hangs up before its end.
+    """
+    if _declared(headers) > limit:
+        if "expect" not in headers:  # otherwise the caller waits for leave to send it
+            await _discard(receive)
+        raise _too_large(limit)
+    try:
+        async with asyncio.timeout(seconds):
+            return await _collect(receive, limit)
+    except TimeoutError:
+        raise ApiError(
+            Reason.BODY_TIMEOUT,
+            f"The request body did not arrive within {seconds:g} seconds.",
+            closes=True,
+        ) from None
+
+
+def _declared(headers: Headers) -> int:
+    text = headers.get("content-length", "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
+
+
+async def _collect(receive: Receive, limit: int) -> bytes:
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ApiError(Cause.DISCONNECTED)
+        body += message.get("body", b"")
+        if len(body) > limit:
+            await _discard(receive)
+            raise _too_large(limit)
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+async def _discard(receive: Receive) -> None:
+    try:
+        async with asyncio.timeout(LINGER):
+            while (await receive()).get("more_body", False):
+                pass
+    except TimeoutError:
+        return
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(
+        Reason.BODY_TOO_LARGE,
+        f"The request body is larger than {limit} bytes.",
+        facts={"limit_bytes": limit},
+        closes=True,
+    )

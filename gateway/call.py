@@ -1,0 +1,46 @@
+"""What is known of one HTTP call from its headers alone, and the ASGI plumbing around it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import orjson
+from starlette.datastructures import Headers
+from starlette.types import Scope, Send
+
+from gateway.errors import ApiError, render
+
+CALL_KEY = "watermaster.call"
+JSON = (b"content-type", b"application/json")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """`arrived` is in monotonic ns."""
+
+    request_id: str
+    headers: Headers
+    arrived: int
+
+    @staticmethod
+    def of(scope: Scope) -> "Call":
+        """The call that the outermost middleware put into `scope`."""
+        call: Call = scope[CALL_KEY]
+        return call
+
+
+async def send_whole(
+    send: Send, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]] = (JSON,)
+) -> None:
+    """Answer in one piece."""
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_json(send: Send, value: object, status: int = 200) -> None:
+    await send_whole(send, status, orjson.dumps(value))
+
+
+async def send_error(send: Send, error: ApiError) -> None:
+    rendered = render(error)
+    await send_whole(send, rendered.status, rendered.body, [JSON, *rendered.headers])

@@ -1,0 +1,64 @@
+"""The one middleware: every answer has an id and the server's clock, every error our shape."""
+
+import logging
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.call import CALL_KEY, Call, send_error
+from gateway.errors import ApiError, Reason
+from gateway.lineage import request_id
+from telemetry.clock import Clock
+
+logger = logging.getLogger(__name__)
+
+MILLISECOND = 1_000_000
+
+
+class Edge:
+    """Plain ASGI, so that disconnects and context variables reach the handlers."""
+
+    def __init__(self, app: ASGIApp, clock: Clock) -> None:
+        self._app = app
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        call = Call(request_id(headers), headers, self._clock.now())
+        scope[CALL_KEY] = call
+        answer = _Answer(send, call.request_id, self._clock)
+        try:
+            await self._app(scope, receive, answer.send)
+        except ApiError as error:
+            if answer.started:
+                raise
+            await send_error(answer.send, error)
+        except Exception:
+            logger.exception("request %s failed", call.request_id)
+            if answer.started:  # the server cuts the connection, so that it does not look complete
+                raise
+            await send_error(answer.send, ApiError(Reason.INTERNAL))
+
+
+class _Answer:
+    """The caller's side of one call."""
+
+    def __init__(self, send: Send, request: str, clock: Clock) -> None:
+        self._send = send
+        self._request = request.encode()
+        self._clock = clock
+        self.started = False
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.started = True
+            now = str(self._clock.wall() // MILLISECOND).encode()
+            message["headers"] = [
+                *message.get("headers", ()),
+                (b"x-request-id", self._request),
+                (b"x-server-time", now),
+            ]
+        await self._send(message)

@@ -1,0 +1,40 @@
+"""`GET /health`, `/ready` and `/metrics`, for the machinery around the server; no key is needed."""
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from engine.host.worker import EngineState
+from gateway.errors import ApiError, Reason
+from gateway.state import Gateway
+from telemetry.events import Cause
+
+
+class Health:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def health(self, _: Request) -> JSONResponse:
+        """200 while the process is worth keeping: no engine is beyond recovery."""
+        states = self._states()
+        failed = EngineState.FAILED in states.values()
+        return JSONResponse(
+            {"status": "failed" if failed else "ok", "models": states},
+            status_code=503 if failed else 200,
+        )
+
+    async def ready(self, _: Request) -> JSONResponse:
+        """200 while new work is taken; otherwise 503 that says why."""
+        states = self._states()
+        if self._gateway.draining:
+            raise ApiError(Cause.DRAINING, facts={"models": states})
+        if any(state != EngineState.READY for state in states.values()):
+            raise ApiError(Reason.ENGINE_NOT_READY, facts={"models": states})
+        return JSONResponse({"status": "ready", "models": states})
+
+    async def metrics(self, _: Request) -> Response:
+        """The Prometheus page."""
+        return Response(self._gateway.metrics(), media_type="text/plain; version=0.0.4")
+
+    def _states(self) -> dict[str, str]:
+        models = self._gateway.models.values()
+        return {model.id: str(model.engine.status().state) for model in models}

@@ -1,0 +1,59 @@
+"""What the HTTP edge works with. Built by the composition root, used from one event loop."""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from engine.host.engine import Engine
+from engine.runtime.text.codec import TextCodec
+from gateway.deadlines import TaskDeadlines
+from gateway.slots import Slots
+from telemetry.clock import Clock
+from tenants.auth import Authenticator
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeLimits:
+    """Bounds of the edge; times in seconds."""
+
+    max_body_bytes: int = 4 << 20
+    body_timeout: float = 10.0  # for a whole body
+    max_requests: int = 1024  # open calls
+    max_tenant_requests: int = 512
+    keepalive: float = 15.0  # silence after which a stream gets a comment
+    write_timeout: float = 30.0  # after which a caller who does not read is cut off
+    workers: int = 2  # threads that parse and tokenise
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model under the id callers use. `context` is prompt plus output, in tokens."""
+
+    id: str
+    engine: Engine
+    codec: TextCodec
+    context: int
+    created: int  # Unix seconds
+
+
+@dataclass(slots=True)
+class Gateway:
+    """`metrics` renders the Prometheus page. New work is refused while `draining`."""
+
+    models: Mapping[str, ServedModel]
+    authenticator: Authenticator
+    clock: Clock
+    metrics: Callable[[], bytes]
+    limits: EdgeLimits = EdgeLimits()
+    draining: bool = False
+    slots: Slots = field(init=False)
+    workers: ThreadPoolExecutor = field(init=False)
+    task_deadlines: TaskDeadlines = field(default_factory=TaskDeadlines)
+
+    def __post_init__(self) -> None:
+        self.slots = Slots(self.limits.max_requests, self.limits.max_tenant_requests)
+        self.workers = ThreadPoolExecutor(self.limits.workers, thread_name_prefix="tokenise")
+
+    def close(self) -> None:
+        """Stop the worker threads; what they are at is finished first."""
+        self.workers.shutdown(wait=True, cancel_futures=True)
