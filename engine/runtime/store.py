@@ -5,7 +5,7 @@ Below its root:
     models/NAME/            the installed model, a Hugging Face folder
     models/NAME/origin.json what it was made from
     gguf/NAME-….gguf        the file it was converted from
-    partial/NAME-…/         work of a pull in progress, swept by the next one
+    partial/NAME/…/         work of a pull in progress, swept by the next one
     locks/NAME.lock         held by the process that pulls
 
 Everything appears in its place by one rename, so what is there is whole.
@@ -181,11 +181,11 @@ class ModelStore:
             yield
 
     def _install(self, name: str, entry: CatalogueEntry, report: Report) -> None:
-        partial = self.root / "partial"
-        partial.mkdir(exist_ok=True)
-        for stale in partial.glob(f"{name}-*"):  # we hold the lock: its process is gone
-            shutil.rmtree(stale, ignore_errors=True)
-        with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=partial) as work:
+        partial = self.root / "partial" / name
+        if partial.exists():  # we hold the lock: whoever worked here is gone
+            shutil.rmtree(partial)
+        partial.mkdir(parents=True)
+        with tempfile.TemporaryDirectory(dir=partial) as work:
             gguf = self._gguf(name, entry, Path(work), report)
             folder = self._folder(name)
             folder.parent.mkdir(exist_ok=True)

