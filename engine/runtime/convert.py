@@ -1,0 +1,25 @@
+"""GGUF to a Hugging Face folder, once, so that later starts read memory-mapped safetensors."""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from engine.runtime.gguf_weights import GgufSource
+from engine.runtime.weights import weight_names
+
+
+def convert_weights(gguf: Path, out: Path) -> None:
+    """Write `config.json` and `model.safetensors` (bfloat16) of the model in `gguf` into `out`.
+
+    The folder loads in transformers too. Raises UnsupportedModelError or WeightsError.
+    """
+    source = GgufSource(gguf)
+    tensors = {
+        name: source.get(name).to(torch.bfloat16).contiguous()
+        for name in weight_names(source.config)
+    }
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    config = source.config.to_hf() | {"torch_dtype": "bfloat16"}
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")

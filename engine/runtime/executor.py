@@ -1,0 +1,162 @@
+"""The executor that runs plans on torch."""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.core.config import KernelConfig
+from engine.core.plan import IntArray, RowFailure, StepPlan, StepResult, TokenLogprob
+from engine.runtime.attention import GatherAttention
+from engine.runtime.batch_state import BatchState
+from engine.runtime.kv_cache import KVCache
+from engine.runtime.model import LlamaModel
+from engine.runtime.ragged import RaggedBatch, ragged
+from engine.runtime.sampler import Drawn, draw
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A launched step. On a CPU it is computed by the time `launch` returns."""
+
+    result: StepResult
+
+
+class TorchExecutor:
+    """Runs one model over a paged KV cache. Used by one thread.
+
+    `host_blocks` is the size of the host pool that plans may transfer blocks to. Raises ValueError
+    when the kernel is configured for a longer context or another vocabulary than the model's.
+    """
+
+    def __init__(self, model: LlamaModel, config: KernelConfig, *, host_blocks: int = 0) -> None:
+        shape = model.config
+        if config.max_context > shape.context_length:
+            raise ValueError(
+                f"max_context {config.max_context} exceeds the model's {shape.context_length}"
+            )
+        if config.vocab_size != shape.vocab_size:
+            raise ValueError(
+                f"vocab_size {config.vocab_size} differs from the model's {shape.vocab_size}"
+            )
+        self._model = model
+        self._config = config
+        self.cache = KVCache(
+            shape, config.num_blocks, config.block_size, model.dtype, model.device, host_blocks
+        )
+        self._attention = GatherAttention(shape, self.cache)
+        self._state = BatchState(
+            config.max_running, config.max_context, config.block_size, config.vocab_size
+        )
+
+    def launch(self, plan: StepPlan) -> Ticket:
+        """Apply `plan` and compute it. ValueError for a plan outside the configured sizes."""
+        if plan.drafts.any():
+            raise ValueError("this executor proposes no drafts; configure draft_tokens = 0")
+        began = time.perf_counter_ns()
+        with torch.inference_mode():
+            self._state.apply(plan)
+            self.cache.transfer(plan.transfers)
+            self._clear_entered(plan)
+            sampled, drawn = self._compute(plan)
+            self.cache.copy(plan.copies)
+        return Ticket(self._result(plan, sampled, drawn, began))
+
+    def wait(self, ticket: Ticket) -> StepResult:
+        """The result of a launched step."""
+        return ticket.result
+
+    def warm_up(self) -> None:
+        """Run the sizes that a served batch will have, so that the first request does not pay.
+
+        Writes to block 0 only, which is zeroed again. Call it before the first plan.
+        """
+        sizes = {1, self._config.max_running}
+        longest = min(self._config.max_step_tokens, self._config.max_context)
+        with torch.inference_mode():
+            for rows in sorted(sizes):
+                self._warm(np.ones(rows, np.int32))
+            self._warm(np.array([longest], np.int32))
+            self.cache.clear(torch.zeros(1, dtype=torch.int64, device=self._model.device))
+
+    def _warm(self, counts: IntArray) -> None:
+        slots = np.arange(len(counts), dtype=np.int32)
+        state = self._state
+        batch = ragged(slots, np.zeros_like(counts), counts, state.tokens, state.tables)
+        self._forward(batch, batch.offsets + batch.counts - 1)
+
+    def _clear_entered(self, plan: StepPlan) -> None:
+        """Zero blocks that this step begins to fill and leaves partly unwritten.
+
+        Of a row's new blocks that can only be the last.
+        """
+        size = self._config.block_size
+        last = (plan.starts + plan.counts - 1) // size
+        entered = (plan.counts > 0) & (last * size >= plan.starts)
+        if entered.any():
+            blocks = self._state.tables[plan.slots[entered], last[entered]].astype(np.int64)
+            self.cache.clear(torch.from_numpy(blocks).to(self._model.device))
+
+    def _compute(self, plan: StepPlan) -> tuple[IntArray, Drawn]:
+        """Forward pass and draws: the rows drawn for, and what was drawn."""
+        sampled = np.flatnonzero(plan.samples).astype(np.int32)
+        computing = np.flatnonzero(plan.counts > 0)
+        if not len(computing):
+            return sampled[:0], Drawn(np.empty(0, np.int64))
+        state = self._state
+        batch = ragged(
+            plan.slots[computing],
+            plan.starts[computing],
+            plan.counts[computing],
+            state.tokens,
+            state.tables,
+        )
+        # forked choices draw from their sibling's logits: compute those once
+        sources, source_of = np.unique(plan.logits_rows[sampled], return_inverse=True)
+        ends = np.zeros(len(plan.counts), np.int64)
+        ends[computing] = batch.offsets + batch.counts - 1
+        logits = self._forward(batch, ends[sources])
+        if not len(sampled):
+            return sampled, Drawn(np.empty(0, np.int64))
+        if len(sources) < len(sampled):
+            logits = logits.index_select(0, torch.from_numpy(source_of).to(logits.device))
+        slots = plan.slots[sampled]
+        drawn = draw(logits, slots, state)
+        alive = np.ones(len(sampled), np.bool_)
+        alive[list(drawn.failures)] = False
+        state.append(slots[alive], drawn.tokens[alive].astype(np.int32))
+        return sampled, drawn
+
+    def _forward(self, batch: RaggedBatch, ends: np.ndarray) -> torch.Tensor:
+        wanted = torch.from_numpy(ends).to(self._model.device)
+        return self._model.forward(batch, wanted, self._attention)
+
+    def _result(self, plan: StepPlan, sampled: IntArray, drawn: Drawn, began: int) -> StepResult:
+        failures = {int(sampled[i]): failure for i, failure in drawn.failures.items()}
+        if self._state.rejected:
+            failures |= self._rejections(plan)
+        counts = np.zeros(len(plan.slots), np.int32)
+        counts[sampled] = 1
+        counts[list(failures)] = 0
+        logprobs: dict[int, tuple[TokenLogprob, ...]] = {
+            int(sampled[i]): (logprob,)
+            for i, logprob in drawn.logprobs.items()
+            if counts[sampled[i]]
+        }
+        return StepResult(
+            step=plan.step,
+            token_counts=counts,
+            tokens=drawn.tokens[counts[sampled] > 0].astype(np.int32),
+            duration=time.perf_counter_ns() - began,
+            logprobs=logprobs,
+            failures=failures,
+        )
+
+    def _rejections(self, plan: StepPlan) -> dict[int, RowFailure]:
+        rejected = self._state.rejected
+        return {
+            row: RowFailure(numerical=False, detail=rejected[slot])
+            for row, slot in enumerate(plan.slots.tolist())
+            if slot in rejected
+        }

@@ -1,0 +1,164 @@
+"""GGUF files read as if they were Hugging Face folders: same configuration, names and row order."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.runtime.model_config import (
+    HF_ARCHITECTURES,
+    HF_FAMILIES,
+    ModelConfig,
+    RopeScaling,
+    UnsupportedModelError,
+)
+from engine.runtime.rope import inverse_frequencies, llama3_divisors
+from engine.runtime.weights import WeightsError
+
+TENSOR_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
+
+_GLOBAL_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+}
+_LAYER_NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+class GgufSource:
+    """A `WeightSource` over one GGUF file. Tensors come dequantised, as float32."""
+
+    def __init__(self, path: Path) -> None:
+        from gguf import GGUFReader
+
+        try:
+            self._reader = GGUFReader(path)
+        except (OSError, ValueError) as error:
+            raise WeightsError(f"cannot read {path} as GGUF: {error}") from error
+        self._path = path
+        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+        self.config = self._read_config()
+
+    def get(self, name: str) -> Tensor:
+        from gguf.quants import dequantize
+
+        stored = self._tensors.get(gguf_name(name))
+        if stored is None:
+            raise WeightsError(f"{self._path} has no tensor '{gguf_name(name)}'")
+        kind = stored.tensor_type.name
+        if kind not in TENSOR_TYPES:
+            raise UnsupportedModelError(
+                f"tensor '{stored.name}' has type {kind}, which is not supported "
+                f"(supported: {', '.join(TENSOR_TYPES)})"
+            )
+        tensor = torch.tensor(dequantize(stored.data, stored.tensor_type))
+        if self.config.architecture == "LlamaForCausalLM":
+            if ".q_proj." in name:
+                return unpermute_rope_rows(tensor, self.config.num_heads)
+            if ".k_proj." in name:
+                return unpermute_rope_rows(tensor, self.config.num_kv_heads)
+        return tensor
+
+    def _field(self, key: str, default: Any = None) -> Any:
+        field = self._reader.get_field(key)
+        return default if field is None else field.contents()
+
+    def _need(self, key: str) -> Any:
+        value = self._field(key)
+        if value is None:
+            raise UnsupportedModelError(f"{self._path} lacks the metadata key '{key}'")
+        return value
+
+    def _read_config(self) -> ModelConfig:
+        family = self._need("general.architecture")
+        if family not in HF_ARCHITECTURES:
+            raise UnsupportedModelError(
+                f"GGUF architecture '{family}' is not supported "
+                f"(supported: {', '.join(HF_ARCHITECTURES)})"
+            )
+        if self._field(f"{family}.expert_count"):
+            raise UnsupportedModelError("mixture-of-experts models are not supported")
+        heads = self._need(f"{family}.attention.head_count")
+        hidden = self._need(f"{family}.embedding_length")
+        head_dim = self._field(f"{family}.attention.key_length", hidden // heads)
+        for key in ("attention.value_length", "rope.dimension_count"):
+            if self._field(f"{family}.{key}", head_dim) != head_dim:
+                raise UnsupportedModelError(f"'{family}.{key}' other than {head_dim} (key length)")
+        architecture = HF_ARCHITECTURES[family]
+        qkv_bias, qk_norm = HF_FAMILIES[architecture]
+        output_bias = "blk.0.attn_output.bias" in self._tensors
+        if "blk.0.attn_q.bias" in self._tensors and not (qkv_bias or output_bias):
+            raise UnsupportedModelError(f"a bias on q alone is not supported for '{family}'")
+        config = ModelConfig(
+            architecture=architecture,
+            vocab_size=int(self._tensors["token_embd.weight"].shape[1]),
+            hidden_size=hidden,
+            intermediate_size=self._need(f"{family}.feed_forward_length"),
+            num_layers=self._need(f"{family}.block_count"),
+            num_heads=heads,
+            num_kv_heads=self._field(f"{family}.attention.head_count_kv", heads),
+            head_dim=head_dim,
+            context_length=self._need(f"{family}.context_length"),
+            rms_eps=self._need(f"{family}.attention.layer_norm_rms_epsilon"),
+            rope_theta=float(self._field(f"{family}.rope.freq_base", 10_000.0)),
+            rope=self._read_rope(family),
+            tied_head="output.weight" not in self._tensors,
+            qkv_bias=qkv_bias or output_bias,
+            output_bias=output_bias,
+            mlp_bias="blk.0.ffn_down.bias" in self._tensors,
+            qk_norm=qk_norm,
+        )
+        return self._with_rope_divisors(config)
+
+    def _read_rope(self, family: str) -> RopeScaling:
+        kind = self._field(f"{family}.rope.scaling.type", "none")
+        context = self._need(f"{family}.context_length")
+        return RopeScaling(
+            kind="default" if kind == "none" else kind,
+            factor=float(self._field(f"{family}.rope.scaling.factor", 1.0)),
+            original_context=self._field(f"{family}.rope.scaling.original_context_length", context),
+        )
+
+    def _with_rope_divisors(self, config: ModelConfig) -> ModelConfig:
+        """Llama 3 models carry the divisors of their frequencies as a tensor: name the scaling."""
+        if "rope_freqs.weight" not in self._tensors:
+            return config
+        divisors = torch.tensor(self._tensors["rope_freqs.weight"].data)
+        scaling = RopeScaling("llama3", float(divisors.max()), original_context=8192)
+        expected = llama3_divisors(inverse_frequencies(config)[0], scaling)
+        if not torch.allclose(divisors, expected, rtol=1e-3):
+            raise UnsupportedModelError("'rope_freqs.weight' is not the scaling of Llama 3")
+        return replace(config, rope=scaling)
+
+
+def gguf_name(name: str) -> str:
+    """The GGUF name of a Hugging Face tensor name."""
+    stem, _, kind = name.rpartition(".")
+    if stem in _GLOBAL_NAMES:
+        return f"{_GLOBAL_NAMES[stem]}.{kind}"
+    _, _, layer, part = stem.split(".", 3)
+    return f"blk.{layer}.{_LAYER_NAMES[part]}.{kind}"
+
+
+def unpermute_rope_rows(tensor: Tensor, heads: int) -> Tensor:
+    """Undo the interleaving of rotary pairs that llama.cpp applies to q and k rows of Llama models.
+
+    `tensor` is [heads * head_dim, ...] with each head's pairs as (x0, y0, x1, y1, ...); the result
+    has the half-split order (x0, x1, ..., y0, y1, ...) of Hugging Face.
+    """
+    pairs = tensor.shape[0] // heads // 2
+    return tensor.reshape(heads, pairs, 2, -1).transpose(1, 2).reshape(tensor.shape)

@@ -1,0 +1,78 @@
+"""The Llama-family forward pass over one ragged batch."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.runtime.attention import AttentionBackend, StepT
+from engine.runtime.linear import Linear
+from engine.runtime.model_config import ModelConfig
+from engine.runtime.ragged import RaggedBatch
+from engine.runtime.rope import RotaryTable, rotate_
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One decoder layer; query, key and value products are fused, and gate and up."""
+
+    attention_norm: Tensor
+    qkv: Linear
+    qk_norm: Tensor | None  # [heads + kv_heads, head_dim]: the norm weight of each q and k head
+    output: Linear
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaModel:
+    """Weights of one model on one device, and its forward pass.
+
+    The residual stream and the norms (their weights too) are float32 whatever `dtype` is: in
+    bfloat16 the stream would lose a little at each of its 2 * layers additions.
+    """
+
+    config: ModelConfig
+    dtype: torch.dtype
+    device: torch.device
+    embedding: Tensor  # [vocab, hidden]
+    layers: tuple[Layer, ...]
+    final_norm: Tensor
+    head: Linear
+    rope: RotaryTable
+
+    def forward(
+        self, batch: RaggedBatch, wanted: Tensor, attention: AttentionBackend[StepT]
+    ) -> Tensor:
+        """Compute every position of `batch`, storing its keys and values.
+
+        `wanted` (int64) are flat positions; returns their logits [len(wanted), vocab] in `dtype`.
+        """
+        config = self.config
+        rotating = config.num_heads + config.num_kv_heads
+        step = attention.prepare(batch)
+        tokens = torch.from_numpy(batch.tokens).to(self.device)
+        cos, sin = self.rope.at(torch.from_numpy(batch.positions).to(self.device))
+        stream = self.embedding.index_select(0, tokens).float()
+        for index, layer in enumerate(self.layers):
+            qkv = layer.qkv(self._norm(stream, layer.attention_norm))
+            heads = qkv.view(len(tokens), -1, config.head_dim)
+            rotated = heads[:, :rotating]
+            if layer.qk_norm is not None:
+                unit = functional.rms_norm(
+                    rotated.float(), (config.head_dim,), None, config.rms_eps
+                )
+                rotated.copy_(unit.mul_(layer.qk_norm))
+            rotate_(rotated, cos, sin)
+            stream.add_(layer.output(attention.attend(index, heads, step)))
+            gate, up = layer.gate_up(self._norm(stream, layer.mlp_norm)).chunk(2, dim=-1)
+            stream.add_(layer.down(functional.silu(gate).mul_(up)))
+        if not len(wanted):
+            return stream.new_empty(0, config.vocab_size)
+        return self.head(self._norm(stream.index_select(0, wanted), self.final_norm))
+
+    def _norm(self, stream: Tensor, weight: Tensor) -> Tensor:
+        normed = functional.rms_norm(stream, weight.shape, weight, self.config.rms_eps)
+        return normed.to(self.dtype)
