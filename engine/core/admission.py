@@ -28,15 +28,19 @@ def admit_waiters(state: KernelState, draft: DraftPlan, now: int) -> None:
         if cause is not None:
             _stall(state, flow, cause, now)
             return
-        chosen = _first_that_fits(state, flow, promised)
-        if chosen is None:
+        chosen = head
+        if not _fits(state, head, promised):
             _stall(state, flow, Stall.KV_BLOCKS, now)
             if head.bypassed >= state.config.kv_bypass_limit:
                 return  # everyone waits until the blocks for this one are free
-            passed.add(flow)
-            continue
-        if chosen is not head or passed:
-            _note_bypass(state, head if chosen is not head else None, passed)
+            smaller = _smaller_one(state, flow, promised)
+            if smaller is None:
+                passed.add(flow)
+                continue
+            chosen = smaller
+            head.bypassed += 1
+        for other in passed:
+            next(state.waiting.front(other)).bypassed += 1
         promised += _admit(state, draft, chosen, now)
         if chosen is head:
             _stall(state, flow, None, now)
@@ -59,8 +63,9 @@ def _promised_blocks(state: KernelState) -> int:
     return int(np.maximum(total - batch.blocks[running], 0).sum())
 
 
-def _first_that_fits(state: KernelState, flow: Flow, promised: int) -> Sequence | None:
-    for sequence in islice(state.waiting.front(flow), LOOK_AHEAD):
+def _smaller_one(state: KernelState, flow: Flow, promised: int) -> Sequence | None:
+    """A waiter close behind the flow's first one that does fit the free blocks."""
+    for sequence in islice(state.waiting.front(flow), 1, LOOK_AHEAD):
         if _fits(state, sequence, promised):
             return sequence
     return None
@@ -78,14 +83,6 @@ def _fits(state: KernelState, sequence: Sequence, promised: int) -> bool:
     need = ledger.blocks_for(len(sequence.tokens)) - len(matched) + ledger.count_cached(matched)
     reserve = int(config.kv_reserve * config.num_blocks) if state.batch.running else 0
     return need + promised + reserve <= ledger.available
-
-
-def _note_bypass(state: KernelState, head: Sequence | None, passed: set[Flow]) -> None:
-    """Somebody ran past waiters that lack KV blocks; each may be passed a bounded number."""
-    if head is not None:
-        head.bypassed += 1
-    for flow in passed:
-        next(state.waiting.front(flow)).bypassed += 1
 
 
 def _admit(state: KernelState, draft: DraftPlan, sequence: Sequence, now: int) -> int:

@@ -1,0 +1,132 @@
+"""The flow tree: who is next, what a charge does, and what idleness is worth."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.fairness import FlowTree
+
+
+def anyone(_flow) -> bool:
+    return True
+
+
+def backlogged(tree: FlowTree, *paths):
+    flows = []
+    for path in paths:
+        flow = tree.reach(tuple(path))
+        tree.enter(flow)
+        tree.enqueue(flow)
+        flows.append(flow)
+    return flows
+
+
+def serve(tree: FlowTree, rounds: int, cost: float = 1.0) -> dict[tuple[str, ...], int]:
+    served: dict[tuple[str, ...], int] = {}
+    for _ in range(rounds):
+        flow = tree.pick(anyone)
+        tree.charge(flow, cost)
+        served[flow.path] = served.get(flow.path, 0) + 1
+    return served
+
+
+def test_siblings_share_by_weight():
+    tree = FlowTree(10)
+    backlogged(tree, [("gold", 3.0)], [("bronze", 1.0)])
+    assert serve(tree, 400) == {("gold",): 300, ("bronze",): 100}
+
+
+def test_splitting_into_many_identities_buys_nothing():
+    """Eight users of one tenant together get what a tenant with one user gets."""
+    tree = FlowTree(20)
+    users = [[("split", 1.0), (f"u{i}", 1.0)] for i in range(8)]
+    backlogged(tree, *users, [("plain", 1.0), ("u", 1.0)])
+    served = serve(tree, 1600)
+    assert served[("plain", "u")] == 800
+    assert {served[("split", f"u{i}")] for i in range(8)} == {100}
+
+
+def test_an_idle_flow_saves_no_credit():
+    tree = FlowTree(10)
+    (busy,) = backlogged(tree, [("busy", 1.0)])
+    serve(tree, 100)
+    idle = tree.reach((("idle", 1.0),))
+    tree.enter(idle)
+    (lift,) = tree.enqueue(idle)
+    assert (lift.path, lift.before, lift.after) == (("idle",), 0.0, 100.0)
+    assert serve(tree, 100) == {("busy",): 50, ("idle",): 50}
+    assert busy.counter == 150
+
+
+def test_with_nobody_backlogged_a_flow_starts_where_the_last_one_left():
+    tree = FlowTree(10)
+    (first,) = backlogged(tree, [("first", 1.0)])
+    serve(tree, 40)
+    tree.dequeue(first)
+    second = tree.reach((("second", 1.0),))
+    tree.enter(second)
+    tree.enqueue(second)
+    assert second.counter == 40
+
+
+def test_a_lift_never_lowers_a_counter():
+    tree = FlowTree(10)
+    a, b = backlogged(tree, [("a", 1.0)], [("b", 1.0)])
+    tree.charge(a, 500)
+    tree.dequeue(a)
+    assert tree.enqueue(a) == []
+    assert (a.counter, b.counter) == (500, 0)
+
+
+def test_weights_change_at_once():
+    tree = FlowTree(10)
+    backlogged(tree, [("a", 1.0)], [("b", 1.0)])
+    serve(tree, 100)
+    tree.reach((("a", 4.0),))
+    assert serve(tree, 100) == {("a",): 80, ("b",): 20}
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
+def test_weights_must_be_positive_and_finite(weight):
+    with pytest.raises(ValueError, match="must be positive"):
+        FlowTree(10).reach((("a", weight),))
+
+
+def test_idle_flows_make_room_and_flows_in_use_do_not():
+    tree = FlowTree(3)
+    backlogged(tree, [("a", 1.0)], [("b", 1.0)])
+    assert tree.reach((("idle-1", 1.0),)) is not None
+    assert tree.reach((("idle-2", 1.0),)) is not None
+    assert len(tree) == 3
+    assert tree.find(("idle-1",)) is None
+    (third,) = backlogged(tree, [("idle-2", 1.0)])
+    assert tree.reach((("d", 1.0),)) is None
+    assert tree.by_index[third.index] is third
+
+
+def test_unusable_flows_are_passed_over():
+    tree = FlowTree(10)
+    backlogged(tree, [("a", 1.0), ("x", 1.0)], [("b", 1.0), ("y", 1.0)])
+    assert tree.pick(lambda flow: flow.path[0] == "b").path == ("b", "y")
+    assert tree.pick(lambda flow: False) is None
+
+
+def test_waiters_of_a_tenant_subdivided_later_are_still_served():
+    tree = FlowTree(10)
+    backlogged(tree, [("a", 1.0)], [("a", 1.0), ("user", 1.0)])
+    assert tree.pick(anyone).path == ("a",)
+    assert tree.pick(lambda flow: flow.path != ("a",)).path == ("a", "user")
+
+
+@given(
+    st.lists(st.floats(0.1, 10), min_size=2, max_size=6),
+    st.lists(st.floats(0.5, 20), min_size=50, max_size=200),
+)
+def test_backlogged_siblings_never_drift_apart_by_more_than_one_charge(weights, costs):
+    """Lemma 4.3 of the VTC paper, for one server and charges of bounded size."""
+    tree = FlowTree(10)
+    flows = backlogged(tree, *[[(f"f{i}", w)] for i, w in enumerate(weights)])
+    for cost in costs:
+        tree.charge(tree.pick(anyone), cost)
+        counters = [flow.counter for flow in flows]
+        assert max(counters) - min(counters) <= max(costs) / min(weights) + 1e-9

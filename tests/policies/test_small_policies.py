@@ -1,0 +1,74 @@
+"""Chunking, victim selection, costs and estimates."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.chunking import chunk_tokens
+from policies.cost import LinearCost
+from policies.estimates import DrainRate
+from policies.ordering import order_key
+from policies.preemption import Candidate, choose_victim
+
+
+@pytest.mark.parametrize(
+    ("remaining", "budget", "others", "granted"),
+    [
+        (100, 512, True, 100),  # finishes: no need to leave anything
+        (512, 512, True, 512),
+        (4000, 512, False, 512),  # alone: everything
+        (4000, 512, True, 256),  # leaves half to those behind
+        (4000, 40, True, 32),  # but never less than the minimum
+        (4000, 20, True, 20),
+    ],
+)
+def test_chunks(remaining, budget, others, granted):
+    assert chunk_tokens(remaining, budget, 32, others) == granted
+
+
+@given(st.integers(1, 9000), st.integers(1, 4096), st.integers(1, 64), st.booleans())
+def test_chunks_fit_and_make_progress(remaining, budget, least, others):
+    granted = chunk_tokens(remaining, budget, least, others)
+    assert 1 <= granted <= min(remaining, budget)
+
+
+def candidate(sequence: int, served: float, arrived: int, freed: int = 4) -> Candidate:
+    key = order_key(preempted=False, deadline=None, arrived=arrived, sequence=sequence)
+    return Candidate(sequence, served, key, freed)
+
+
+def test_the_victim_is_the_last_in_line_of_the_most_served_flow():
+    victims = [candidate(1, 10, 5), candidate(2, 90, 1), candidate(3, 90, 7), candidate(4, 50, 9)]
+    assert choose_victim(victims).sequence == 3
+
+
+def test_a_victim_whose_blocks_are_shared_gains_nothing():
+    """Case 8."""
+    assert choose_victim([candidate(1, 90, 1, freed=0), candidate(2, 10, 1)]).sequence == 2
+    assert choose_victim([candidate(1, 90, 1, freed=0)]) is None
+
+
+def test_the_order_is_total():
+    key = {"preempted": False, "deadline": None, "arrived": 3}
+    assert order_key(sequence=1, **key) < order_key(sequence=2, **key)
+    assert order_key(preempted=True, deadline=None, arrived=9, sequence=9) < order_key(
+        preempted=False, deadline=1, arrived=0, sequence=0
+    )
+
+
+def test_cost_is_linear_and_validated():
+    assert LinearCost().of(10, 5) == 20
+    assert LinearCost(0.5, 3).of(10, 5) == 20
+    with pytest.raises(ValueError, match="output_weight"):
+        LinearCost(1, float("nan"))
+
+
+def test_drain_rate_follows_what_is_measured():
+    rate = DrainRate()
+    assert rate.time_for(100) is None
+    for _ in range(200):
+        rate.observe(64, 0.5)
+    assert rate.time_for(128) == pytest.approx(1.0)
+    for _ in range(200):
+        rate.observe(64, 0.25)
+    assert rate.time_for(128) == pytest.approx(0.5, rel=0.01)
