@@ -1,0 +1,40 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.host.engine import HostConfig
+from engine.runtime.text.codec import TextCodec
+from gateway.state import EdgeLimits
+from tenants.embedded import EmbeddedValkey
+from tests.gateway.live import LiveServer
+
+TEXT = "The river 🏞️ flows wörldwide, through 東京 and on."
+
+
+@pytest.fixture(scope="session")
+def codec(model_path: Path) -> TextCodec:
+    return TextCodec.load(model_path)
+
+
+@pytest.fixture(scope="session")
+def shared_server(
+    codec: TextCodec, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LiveServer]:
+    valkey = EmbeddedValkey(tmp_path_factory.mktemp("valkey"))
+    server = LiveServer(valkey.start(), codec, EdgeLimits(), HostConfig(max_buffered_tokens=2000))
+    server.start()
+    yield server
+    server.stop()
+    valkey.stop()
+
+
+@pytest.fixture
+def server(shared_server: LiveServer) -> Iterator[LiveServer]:
+    """A server that says TEXT at full speed; checked to be idle again after each test."""
+    shared_server.say(TEXT)
+    yield shared_server
+    shared_server.model.running.set()
+    shared_server.change(draining=False)
+    shared_server.tighten()
+    shared_server.assert_idle()

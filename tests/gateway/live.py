@@ -1,0 +1,217 @@
+"""The real edge on a real socket, with the store and the engine host; the model is simulated."""
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import httpx
+import uvicorn
+
+from engine.core.config import KernelConfig
+from engine.core.plan import Join
+from engine.host.engine import Engine, HostConfig
+from engine.runtime.text.codec import TextCodec
+from engine.sim.executor import SimExecutor
+from engine.sim.profile import LinearProfile
+from gateway.app import build_app
+from gateway.connection import AbortableProtocol
+from gateway.state import EdgeLimits, Gateway, ServedModel
+from telemetry.clock import SystemClock
+from telemetry.event_log import EventLog
+from telemetry.events import Event, SequenceEnded
+from telemetry.metrics import MetricsFold
+from tenants.auth import Authenticator
+from tenants.model import ADMIN, Tenant
+from tenants.store import Store
+
+MODEL = "sim"
+CONTEXT = 2048
+INSTANT = LinearProfile(0, 0, 0, 0, 0, 0)
+
+
+def eventually(check: Callable[[], object], seconds: float = 10.0) -> None:
+    """Wait until `check` holds."""
+    end = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < end, f"did not come true within {seconds} s"
+        time.sleep(0.005)
+
+
+@dataclass
+class Model:
+    """What the simulated model says, and how fast. Choice i draws with seed + i.
+
+    A sequence with seed s speaks `scripts[s % len(scripts)]`, then a stop token if it has one; with
+    `endless` it starts over instead.
+    """
+
+    scripts: list[list[int]]
+    endless: bool = False
+    step_seconds: float = 0.0
+    running: threading.Event = field(default_factory=threading.Event)
+
+    def draw(self, join: Join, index: int) -> int:
+        script = self.scripts[join.sampling.seed % len(self.scripts)]
+        stops = join.sampling.stop_token_ids
+        if index >= len(script) and not self.endless and stops:
+            return stops[0]
+        return script[index % len(script)]
+
+    def advance(self, _: int) -> None:
+        self.running.wait()
+        time.sleep(self.step_seconds)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """No step ends meanwhile."""
+        self.running.clear()
+        try:
+            yield
+        finally:
+            self.running.set()
+
+
+class LiveServer:
+    """Runs in a thread with an event loop of its own."""
+
+    def __init__(
+        self, store_url: str, codec: TextCodec, limits: EdgeLimits, host: HostConfig
+    ) -> None:
+        self.codec = codec
+        self.keys: dict[str, str] = {}
+        self.model = Model(scripts=[])
+        self.model.running.set()
+        self.events = EventLog(100_000)
+        self.gateway: Gateway
+        self.engine: Engine
+        self._store_url = store_url
+        self._limits = limits
+        self._host = host
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.address = self._socket.getsockname()
+        self.url = f"http://127.0.0.1:{self.address[1]}"
+        self._started: Future[None] = Future()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()))
+
+    def start(self) -> None:
+        self._thread.start()
+        self._started.result(30)
+
+    def stop(self) -> None:
+        self.model.running.set()
+        self._server.should_exit = True
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+    def say(self, *texts: str, endless: bool = False, step_seconds: float = 0.0) -> None:
+        """What the model answers from now on."""
+        self.model.scripts = [self.codec.encode(text, add_special=False) for text in texts]
+        self.model.endless = endless
+        self.model.step_seconds = step_seconds
+
+    def client(self, key: str = "gold", **headers: str) -> httpx.Client:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        bearer = {"authorization": f"Bearer {self.keys[key]}"}
+        return httpx.Client(base_url=self.url, headers={**bearer, **named}, timeout=20)
+
+    def change(self, **gateway: object) -> None:
+        for name, value in gateway.items():
+            setattr(self.gateway, name, value)
+
+    def tighten(self, **limits: object) -> None:
+        self.gateway.limits = replace(self._limits, **limits)
+
+    def logged(self, kind: type[Event], request: str) -> list[Event]:
+        """Events of `kind` of the sequences of one request."""
+        return [
+            event
+            for event in self.events.snapshot()
+            if isinstance(event, kind) and event.lineage.request == request
+        ]
+
+    def ends(self, request: str, count: int = 1) -> list[SequenceEnded]:
+        """The ends of a request's sequences, once there are `count`."""
+        eventually(lambda: len(self.logged(SequenceEnded, request)) >= count)
+        return self.logged(SequenceEnded, request)
+
+    def assert_idle(self) -> None:
+        """Nothing runs, every block is back, every slot at the edge is free."""
+
+        def idle() -> bool:
+            load, config = self.engine.status().load, self.engine.status().config
+            blocks = load.free_blocks + load.cached_blocks
+            return (load.running, load.waiting, blocks) == (0, 0, config.num_blocks)
+
+        eventually(lambda: self.gateway.slots.held == 0)
+        eventually(idle)
+
+    async def _main(self) -> None:
+        clock = SystemClock()
+        store = await Store.connect(self._store_url)
+        await self._fill(store)
+        metrics = MetricsFold(MODEL)
+        self.engine = self._engine(metrics)
+        served = ServedModel(MODEL, self.engine, self.codec, CONTEXT, 1_700_000_000)
+        self.gateway = Gateway(
+            {MODEL: served}, Authenticator(store, clock), clock, metrics.render, self._limits
+        )
+        config = uvicorn.Config(
+            build_app(self.gateway),
+            http=AbortableProtocol,
+            lifespan="off",
+            log_config=None,
+            timeout_keep_alive=30,
+        )
+        self._server = uvicorn.Server(config)
+        self.engine.start()
+        await self.engine.ready()
+        serving = asyncio.create_task(self._server.serve([self._socket]))
+        self._started.set_result(None)
+        await serving
+        await self.engine.stop(0)
+        self.gateway.close()
+        await store.close()
+        self._socket.close()
+
+    def _engine(self, metrics: MetricsFold) -> Engine:
+        kernel = KernelConfig(
+            num_blocks=1024,
+            max_running=8,
+            max_context=CONTEXT,
+            vocab_size=self.codec.vocab_size,
+        )
+
+        def publish(events: list[Event]) -> None:
+            self.events.extend(events)
+            metrics.apply_all(events)
+
+        return Engine(
+            MODEL,
+            kernel,
+            lambda: SimExecutor(INSTANT, self.model.draw, self.model.advance),
+            SystemClock(),
+            host=self._host,
+            salt=("sim",),
+            on_events=publish,
+        )
+
+    async def _fill(self, store: Store) -> None:
+        for tenant in (
+            Tenant("gold", weight=3.0),
+            Tenant("bronze"),
+            Tenant("small", queue_requests=1, default_max_tokens=5, max_max_tokens=7),
+            Tenant("hasty", default_timeout_ms=200, max_timeout_ms=400),
+        ):
+            await store.create_tenant(tenant)
+            self.keys[tenant.id] = (await store.create_key(tenant.id)).raw
+        self.keys["elsewhere"] = (await store.create_key("gold", models=["other"])).raw
+        self.keys["admin"] = (await store.create_key("gold", scopes=[ADMIN])).raw
+        revoked = await store.create_key("gold")
+        await store.revoke_key(revoked.key.public_id)
+        self.keys["revoked"] = revoked.raw
+        self.keys["unknown"] = f"{self.keys['gold'].rsplit('-', 1)[0]}-{'0' * 43}"
