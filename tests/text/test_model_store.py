@@ -150,7 +150,7 @@ def test_two_processes_may_pull_at_once(tmp_path, entry):
     pulls = [pull_process(tmp_path, entry) for _ in range(2)]
     said = [pull.communicate(timeout=60)[0] for pull in pulls]
     assert [pull.returncode for pull in pulls] == [0, 0]
-    assert "".join(said).count("downloading") == 1
+    assert "".join(said).count("downloading") == "".join(said).count("converting") == 1
     assert len(ModelStore(tmp_path, {"tiny": entry}).list()) == 1
 
 
