@@ -1,0 +1,233 @@
+"""Every key of the configuration: its type, range, default and meaning.
+
+Pydantic stays here; what the engine needs leaves as plain dataclasses. The docstring below each key
+is what `docs/configuration.md` and `watermaster.example.toml` say: both are generated from these
+models. `gateway.config_load` fills them from a file, the environment and the command line.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from engine.core.config import KernelConfig
+from policies.cost import LinearCost
+
+Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0, le=3600)]
+Cost = Annotated[float, Field(ge=0, le=1e6)]
+Text = Annotated[str, Field(min_length=1)]
+Folder = Annotated[Path, Field(strict=False)]  # TOML knows no paths; a string is meant
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
+    )
+
+
+class ServerSettings(Section):
+    """The HTTP side."""
+
+    host: Text = "127.0.0.1"
+    """Address to listen on."""
+
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    """Port to listen on; 0 lets the system pick a free one."""
+
+    max_connections: Count = 1024
+    """Open connections, idle ones included; a further one gets 503."""
+
+    max_requests: Count = 1024
+    """Calls that may be open, all tenants together; a further one gets 503."""
+
+    max_tenant_requests: Count = 512
+    """Calls that one tenant may have open; a further one gets 429."""
+
+    max_header_bytes: Annotated[int, Field(ge=1024, le=1 << 20)] = 64 << 10
+    """Largest request head, in bytes; a larger one gets 431."""
+
+    max_body_bytes: Annotated[int, Field(ge=1024)] = 4 << 20
+    """Largest request body, in bytes; a larger one gets 413."""
+
+    read_timeout: Seconds = 10.0
+    """Seconds a caller may take to send a request's head, and again for its body."""
+
+    write_timeout: Seconds = 30.0
+    """Seconds after which a caller that does not read its answer is cut off."""
+
+    stream_keepalive: Seconds = 15.0
+    """Seconds of silence after which a stream gets a comment, so that proxies keep it open."""
+
+    workers: Annotated[int, Field(ge=1, le=64)] = 2
+    """Threads that parse and tokenise requests."""
+
+    drain_grace: Annotated[float, Field(ge=0, le=3600)] = 30.0
+    """Seconds that running work may go on after SIGTERM before it is ended."""
+
+
+class ModelSettings(Section):
+    """The model that is served."""
+
+    id: Text = "smollm2-135m"
+    """The name under which callers ask for the model."""
+
+    source: Text = "smollm2-135m"
+    """An installed model (`watermaster model list`), a folder in Hugging Face layout, or a .gguf
+    file."""
+
+    cache: Folder | None = None
+    """Folder of installed models. Absent: `~/.cache/watermaster`."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model runs; `auto` takes a GPU when there is one."""
+
+    dtype: Literal["auto", "bf16", "fp32"] = "auto"
+    """Number format of weights and KV cache; `auto` is bf16 where the machine multiplies it
+    natively, and fp32 elsewhere."""
+
+    threads: Annotated[int, Field(ge=0, le=1024)] = 0
+    """CPU threads of the forward pass; 0 is torch's own choice, one for each core."""
+
+
+class KernelSettings(Section):
+    """Sizes and limits of the scheduler and its KV cache."""
+
+    kv_memory: Annotated[int, Field(ge=1 << 20)] | None = None
+    """Bytes of the KV cache. Absent: on a CPU a quarter of the available memory, at most 2 GiB; on
+    a GPU 85% of what the weights leave free; and never more than `max_running` sequences of
+    `max_context` tokens can use."""
+
+    block_size: Annotated[int, Field(ge=1, le=1024)] = 16
+    """Tokens in a KV block."""
+
+    max_running: Annotated[int, Field(ge=1, le=4096)] = 64
+    """Sequences computed in one batch."""
+
+    max_step_tokens: Annotated[int, Field(ge=1, le=1 << 20)] = 512
+    """Token positions computed by one step; at least `max_running` and `min_chunk` together."""
+
+    min_chunk: Count = 32
+    """Smallest piece of a prompt worth a place in a step, in tokens."""
+
+    max_context: Annotated[int, Field(ge=16)] | None = None
+    """Prompt plus output of one sequence, in tokens. Absent: what the model allows."""
+
+    max_queued_requests: Count = 1024
+    """Sequences that may wait, all tenants together."""
+
+    max_queued_tokens: Count = 2_000_000
+    """Prompt tokens that may wait, all tenants together."""
+
+    tenant_queued_requests: Count = 256
+    """Sequences that one tenant may have waiting, unless it sets its own number."""
+
+    tenant_queued_tokens: Count = 500_000
+    """Prompt tokens that one tenant may have waiting, unless it sets its own number."""
+
+    prompt_cost: Cost = 1.0
+    """What a prompt token costs the tenant's fair share when it is first computed."""
+
+    output_cost: Cost = 2.0
+    """What an output token costs the tenant's fair share."""
+
+    kv_reserve: Annotated[float, Field(ge=0, lt=1)] = 0.02
+    """Share of the KV cache kept free for growth when admitting."""
+
+    kv_bypass_limit: Annotated[int, Field(ge=0)] = 32
+    """Admissions that may pass a request that waits for KV blocks before it gets the next ones."""
+
+    max_tombstones: Count = 4096
+    """Cancelled tasks remembered."""
+
+    tombstone_ttl: Annotated[float, Field(gt=0, le=86400)] = 600.0
+    """Seconds that a cancelled task is remembered."""
+
+    max_flows: Count = 10_000
+    """Tenants and groups that the scheduler keeps account of at a time."""
+
+    def to_config(
+        self, *, num_blocks: int = 1, vocab_size: int = 1, model_context: int = 1 << 20
+    ) -> KernelConfig:
+        """The engine's own form. `model_context` is the model's limit, in tokens."""
+        own_form = {"kv_memory", "max_context", "tombstone_ttl", "prompt_cost", "output_cost"}
+        values = self.model_dump(exclude=own_form)
+        return KernelConfig(
+            cost=LinearCost(self.prompt_cost, self.output_cost),
+            num_blocks=num_blocks,
+            vocab_size=vocab_size,
+            max_context=min(self.max_context or model_context, model_context),
+            tombstone_ttl=round(self.tombstone_ttl * 1e9),
+            **values,
+        )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "KernelSettings":
+        self.to_config()  # raises on what no single range can say
+        return self
+
+
+class EngineSettings(Section):
+    """How the engine is run."""
+
+    max_restarts: Annotated[int, Field(ge=0, le=100)] = 3
+    """Times that a failed engine is built anew within ten minutes; after that the process exits."""
+
+    step_timeout: Seconds = 120.0
+    """Seconds after which a step of the model counts as hung and the engine as failed."""
+
+    share_prefixes: bool = False
+    """Whether tenants may use each other's cached prompts. Answer times then tell a tenant what
+    others have asked lately."""
+
+
+class StoreSettings(Section):
+    """Where tenants and keys are kept."""
+
+    url: str = ""
+    """URL of your own Redis or Valkey (`redis://`, `rediss://` or `unix://`). Empty: an embedded
+    Valkey is started."""
+
+    data_dir: Folder = Path(".watermaster")
+    """Folder of the embedded store and the demo keys."""
+
+    @field_validator("url")
+    @classmethod
+    def _known_scheme(cls, url: str) -> str:
+        # The value stays out of the message: it may hold a password.
+        if url and not url.startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError("must start with redis://, rediss:// or unix://")
+        return url
+
+
+class TelemetrySettings(Section):
+    """Traces, metrics and the event log."""
+
+    exporter: Literal["none", "console", "otlp"] = "none"
+    """Where spans go: nowhere, standard error, or an OTLP collector."""
+
+    endpoint: str = ""
+    """URL of the OTLP collector's trace endpoint. Empty: what the `OTEL_*` variables say."""
+
+    event_log_size: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
+    """Events kept in memory; the oldest make room."""
+
+
+class LogSettings(Section):
+    """The log of the process, on standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe messages shown."""
+
+    format: Literal["text", "json"] = "text"
+    """Lines for people, or one JSON object a line."""
+
+
+class Settings(Section):
+    server: ServerSettings = ServerSettings()
+    model: ModelSettings = ModelSettings()
+    kernel: KernelSettings = KernelSettings()
+    engine: EngineSettings = EngineSettings()
+    store: StoreSettings = StoreSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
+    log: LogSettings = LogSettings()

@@ -1,0 +1,172 @@
+"""The configuration: where values come from, and what is said about a wrong one."""
+
+import re
+from dataclasses import fields as dataclass_fields
+from pathlib import Path
+
+import pytest
+
+from engine.core.config import KernelConfig
+from gateway import config_docs
+from gateway.config import Settings
+from gateway.config_load import ConfigError, Loaded, load
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def from_text(text: str, environment: dict[str, str] | None = None, **overrides: object) -> Loaded:
+    Path("some.toml").write_text(text)
+    keyed = {key.replace("__", "."): value for key, value in overrides.items()}
+    return load(Path("some.toml"), environment, keyed)
+
+
+def refusal(text: str = "", environment: dict[str, str] | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        from_text(text, environment)
+    return str(caught.value)
+
+
+def test_defaults_need_no_file() -> None:
+    loaded = load()
+    assert loaded.sources == {}
+    assert (loaded.settings.server.host, loaded.settings.server.port) == ("127.0.0.1", 8000)
+
+
+def test_later_sources_win() -> None:
+    text = '[server]\nport = 1111\nhost = "0.0.0.0"\ndrain_grace = 5\n'
+    environment = {"WATERMASTER_SERVER_PORT": "2222", "WATERMASTER_SERVER_DRAIN_GRACE": "7.5"}
+    loaded = from_text(text, environment, server__port=3333)
+    server = loaded.settings.server
+    assert (server.host, server.port, server.drain_grace) == ("0.0.0.0", 3333, 7.5)
+    assert loaded.sources == {
+        "server.host": "some.toml",
+        "server.drain_grace": "WATERMASTER_SERVER_DRAIN_GRACE",
+        "server.port": "--port",
+    }
+
+
+def test_the_file_is_found_where_the_documentation_says() -> None:
+    Path("watermaster.toml").write_text("[server]\nport = 1111\n")
+    Path("other.toml").write_text("[server]\nport = 2222\n")
+    assert load().settings.server.port == 1111
+    assert load(None, {"WATERMASTER_CONFIG": "other.toml"}).settings.server.port == 2222
+    assert load(Path("watermaster.toml"), {"WATERMASTER_CONFIG": "x"}).settings.server.port == 1111
+
+
+def test_short_variables_and_empty_ones() -> None:
+    environment = {
+        "WATERMASTER_REDIS_URL": "redis://localhost:1/0",
+        "WATERMASTER_CACHE": "/models",
+        "WATERMASTER_SERVER_PORT": "",
+        "WATERMASTER_KERNEL_KV_MEMORY": "268435456",
+    }
+    settings = load(None, environment).settings
+    assert settings.store.url == "redis://localhost:1/0"
+    assert settings.model.cache == Path("/models")
+    assert settings.server.port == 8000
+    assert settings.kernel.kv_memory == 1 << 28
+
+
+def test_variables_of_a_kubernetes_service_are_not_ours() -> None:
+    names = ["SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT", "PORT_8000_TCP_ADDR"]
+    assert load(None, {f"WATERMASTER_{name}": "10.0.0.1" for name in names}).sources == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[server]\nprt = 1", "unknown key 'server.prt' in some.toml; did you mean 'server.port'?"),
+        ("[sever]\nport = 1", "unknown key 'sever' in some.toml; did you mean 'server'?"),
+        ("port = 1", "unknown key 'port' in some.toml; write it under [server]"),
+        ("[server]\nzzz = 1", "unknown key 'server.zzz' in some.toml"),
+        ("server = 1", "server in some.toml must be a table: start it with [server]"),
+        (
+            "[server]\nport = 65536",
+            "server.port must be less than or equal to 65535, not 65536 (set by some.toml)",
+        ),
+        ('[server]\nport = "1"', "server.port must be a valid integer, not '1' (set by some.toml)"),
+        (
+            "[server]\nport = true",
+            "server.port must be a valid integer, not True (set by some.toml)",
+        ),
+        (
+            "[kernel]\nkv_reserve = nan",
+            "kernel.kv_reserve must be less than 1, not nan (set by some.toml)",
+        ),
+        (
+            '[model]\ndtype = "f16"',
+            "model.dtype must be 'auto', 'bf16' or 'fp32', not 'f16' (set by some.toml)",
+        ),
+    ],
+)
+def test_what_is_said_about_a_wrong_file(text: str, sentence: str) -> None:
+    assert refusal(text) == sentence
+
+
+def test_keys_that_contradict_each_other_are_named() -> None:
+    assert re.match(
+        r"kernel: max_step_tokens\b.*\bmax_running\b.*\b1000\b",
+        refusal("[kernel]\nmax_running = 1000"),
+    )
+
+
+def test_every_wrong_key_is_named_at_once() -> None:
+    assert refusal("[server]\nprt = 1\n[log]\nlevl = 2").count("unknown key") == 2
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "sentence"),
+    [
+        ("SERVER_PRT", "1", "; did you mean 'WATERMASTER_SERVER_PORT'?"),
+        ("FOO", "1", "unknown variable WATERMASTER_FOO"),
+        ("SERVER_PORT", "x", "WATERMASTER_SERVER_PORT must be a valid integer, not 'x'"),
+        ("SERVER_PORT", "-1", "server.port must be greater than or equal to 0, not -1 (set by"),
+        ("CONFIG", "gone.toml", "there is no configuration file gone.toml"),
+    ],
+)
+def test_what_is_said_about_a_wrong_variable(variable: str, value: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        load(None, {f"WATERMASTER_{variable}": value})
+
+
+def test_a_broken_file_is_named() -> None:
+    assert refusal("x =").startswith("some.toml is not valid TOML: ")
+
+
+def test_a_password_is_never_shown() -> None:
+    assert "hunter2" not in refusal('[store]\nurl = "http://u:hunter2@h"')
+    shown = config_docs.effective(from_text('[store]\nurl = "redis://u:hunter2@h:1/0"'))
+    assert shown["store.url"] == {"value": "redis://***@h:1/0", "source": "some.toml"}
+
+
+def test_kernel_defaults_are_the_engines_own() -> None:
+    """A default that differs from the engine's would make benches and the server disagree."""
+    config = Settings().kernel.to_config(num_blocks=7, vocab_size=9, model_context=2048)
+    assert config == KernelConfig(num_blocks=7, vocab_size=9, max_context=2048)
+    assert config.tombstone_ttl == 600_000_000_000
+    assert {field.name for field in dataclass_fields(config)} - set(
+        type(Settings().kernel).model_fields
+    ) == {"num_blocks", "vocab_size", "draft_tokens", "max_in_flight", "cost"}
+
+
+def test_the_context_is_the_smaller_of_ours_and_the_models() -> None:
+    settings = from_text("[kernel]\nmax_context = 4096").settings
+    assert settings.kernel.to_config(model_context=2048).max_context == 2048
+    assert settings.kernel.to_config(model_context=8192).max_context == 4096
+
+
+def test_the_written_forms_are_up_to_date() -> None:
+    assert (ROOT / "docs/configuration.md").read_text() == config_docs.markdown()
+    assert (ROOT / "watermaster.example.toml").read_text() == config_docs.example()
+
+
+def test_the_example_is_the_defaults() -> None:
+    bare = config_docs.example()
+    uncommented = re.sub(r"(?m)^# (\w+ = (?!…))", r"\1", bare)
+    assert uncommented.count("\n# ") < bare.count("\n# ")
+    assert from_text(bare).settings == from_text(uncommented).settings == Settings()
