@@ -1,0 +1,34 @@
+"""The `watermaster` command.
+
+Every module here imports only click and the standard library at its top, so that `--help` and
+completion answer at once; commands import what they need when they run.
+"""
+
+import click
+
+from gateway.cli.config import config
+from gateway.cli.demo import demo
+from gateway.cli.keys import keys
+from gateway.cli.model import model
+from gateway.cli.serve import serve
+from gateway.cli.tenants import tenants
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="watermaster")
+def main() -> None:
+    """Serve a language model to many tenants, each with its fair share.
+
+    \b
+    First steps:
+      watermaster model pull       download the default model
+      watermaster demo             create the tenants gold and bronze, with keys
+      watermaster serve            answer on http://127.0.0.1:8000
+
+    Settings come from watermaster.toml and WATERMASTER_* variables; see `watermaster config`.
+    Exit codes: 0 done, 1 refused, 2 wrong usage or configuration, 3 model, 4 store, 5 port taken.
+    """  # noqa: D301 - click reads the backspace
+
+
+for command in (serve, model, tenants, keys, demo, config):
+    main.add_command(command)

@@ -1,0 +1,152 @@
+"""`watermaster keys`: what tenants present to be let in."""
+
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gateway.cli.common import (
+    config_option,
+    json_option,
+    load_config,
+    note,
+    print_json,
+    print_table,
+)
+from gateway.cli.store import with_store
+
+if TYPE_CHECKING:
+    from tenants.model import ApiKey
+    from tenants.store import IssuedKey
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def _duration(text: str) -> int:
+    """Seconds from text such as `90s`, `15m`, `12h`, `30d`."""
+    form = re.fullmatch(r"(\d{1,9})([smhd])", text)
+    if form is None:
+        raise click.BadParameter(f"{text!r} is not a duration; write 90s, 15m, 12h or 30d")
+    return int(form[1]) * _UNITS[form[2]]
+
+
+@click.group()
+def keys() -> None:
+    """Create, list, rotate and revoke API keys."""
+
+
+@keys.command()
+@click.argument("tenant_id", metavar="TENANT")
+@click.option("--scope", "scopes", multiple=True, help="inference or admin.  [default: inference]")
+@click.option("--model", "models", multiple=True, help="Model it may use.  [default: all]")
+@click.option("--expires-in", type=_duration, metavar="TIME", help="Lifetime, such as 30d.")
+@config_option
+@json_option
+def create(
+    tenant_id: str,
+    scopes: tuple[str, ...],
+    models: tuple[str, ...],
+    expires_in: int | None,
+    config_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Issue a key to a tenant. The key is printed once and stored nowhere."""
+    settings = load_config(config_file).settings
+    end = None if expires_in is None else datetime.now(UTC) + timedelta(seconds=expires_in)
+    issued = with_store(
+        settings.store,
+        lambda store: store.create_key(
+            tenant_id,
+            scopes=scopes or ("inference",),
+            models=models,
+            expires=None if end is None else int(end.timestamp()),
+        ),
+    )
+    _report_issued(issued, as_json)
+
+
+@keys.command("list")
+@click.argument("tenant_id", metavar="TENANT")
+@config_option
+@json_option
+def list_keys(tenant_id: str, config_file: Path | None, as_json: bool) -> None:
+    """List a tenant's keys, by their public ids; secrets are not stored."""
+    settings = load_config(config_file).settings
+    found = with_store(settings.store, lambda store: store.list_keys(tenant_id))
+    if as_json:
+        print_json([key.describe() for key in found])
+    else:
+        header = ("KEY", "TENANT", "STATE", "SCOPES", "MODELS", "CREATED", "EXPIRES")
+        print_table(header, [_row(key) for key in found])
+
+
+@keys.command()
+@click.argument("public_id", metavar="KEY")
+@config_option
+@json_option
+def revoke(public_id: str, config_file: Path | None, as_json: bool) -> None:
+    """End a key, everywhere within a second. KEY is its public id (see `keys list`)."""
+    settings = load_config(config_file).settings
+    key = with_store(settings.store, lambda store: store.revoke_key(_public_id(public_id)))
+    if as_json:
+        print_json(key.describe())
+    else:
+        click.echo(f"revoked {key.public_id} of {key.tenant}")
+
+
+@keys.command()
+@click.argument("public_id", metavar="KEY")
+@click.option(
+    "--overlap",
+    type=_duration,
+    metavar="TIME",
+    default="1h",
+    show_default=True,
+    help="How long the old key goes on working; 0s ends it at once.",
+)
+@config_option
+@json_option
+def rotate(public_id: str, overlap: int, config_file: Path | None, as_json: bool) -> None:
+    """Issue a key with the same rights; the old one works a while longer."""
+    settings = load_config(config_file).settings
+    issued = with_store(
+        settings.store, lambda store: store.rotate_key(_public_id(public_id), overlap)
+    )
+    _report_issued(issued, as_json)
+
+
+def _public_id(text: str) -> str:
+    """Whole keys are pasted by mistake; only their public part is used, and ever shown."""
+    form = re.fullmatch(r"wm-([0-9a-f]+)-\w+", text)
+    return form[1] if form else text
+
+
+def _report_issued(issued: "IssuedKey", as_json: bool) -> None:
+    if as_json:
+        print_json({"key": issued.raw, **issued.key.describe()})
+        return
+    click.echo(issued.raw)
+    note(
+        f"This is the only time the key is shown. Its public id is {issued.key.public_id},"
+        f" its tenant {issued.key.tenant}."
+    )
+
+
+def _row(key: "ApiKey") -> tuple[object, ...]:
+    now = int(datetime.now(UTC).timestamp())
+    state = "revoked" if key.revoked else "expired" if key.expired(now) else "active"
+    return (
+        key.public_id,
+        key.tenant,
+        state,
+        " ".join(sorted(key.scopes)),
+        " ".join(sorted(key.models)) or "all",
+        _date(key.created),
+        _date(key.expires),
+    )
+
+
+def _date(seconds: int | None) -> str | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat()

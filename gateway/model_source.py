@@ -1,0 +1,172 @@
+"""From the model's settings to what serves it: its files, number format, device and KV cache."""
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.runtime.store import ModelStore
+from gateway.config import KernelSettings, ModelSettings
+
+if TYPE_CHECKING:
+    import torch
+
+    from engine.core.config import KernelConfig
+    from engine.runtime.executor import TorchExecutor
+    from engine.runtime.model_config import ModelConfig
+
+GIB = 1 << 30
+GPU_SHARE = 0.85  # the rest is for activations and what other programs need
+CPU_SHARE = 0.25
+CPU_CEILING = 2 * GIB
+
+
+class ModelSourceError(Exception):
+    """The model cannot be run as configured; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model's files and how to compute with them. `revision` changes when the files do."""
+
+    path: Path
+    config: "ModelConfig"
+    dtype: "torch.dtype"
+    device: "torch.device"
+    revision: str
+
+    @property
+    def weight_bytes(self) -> int:
+        """Size of the weight files, which is about that of the weights in memory."""
+        return sum(file.stat().st_size for file in _weight_files(self.path))
+
+
+def open_model_store(settings: ModelSettings) -> ModelStore:
+    return ModelStore(settings.cache.expanduser()) if settings.cache else ModelStore()
+
+
+def find_model(settings: ModelSettings) -> ModelSource:
+    """Look the model up and decide how to run it, without reading its weights.
+
+    Raises ModelStoreError, UnsupportedModelError or WeightsError.
+    """
+    path = open_model_store(settings).path(settings.source)
+    device = _device(settings.device)
+    dtype = _dtype(settings.dtype, device)
+    return ModelSource(path, _read_config(path), dtype, device, _revision(path, str(dtype)))
+
+
+def kernel_config(source: ModelSource, settings: KernelSettings) -> "KernelConfig":
+    """Sizes and limits of the engine, with as many KV blocks as memory and use allow."""
+    model = source.config
+    sized = settings.to_config(vocab_size=model.vocab_size, model_context=model.context_length)
+    block_bytes = 2 * model.num_layers * model.kv_size * settings.block_size * source.dtype.itemsize
+    if settings.kv_memory is not None:
+        memory = settings.kv_memory
+    else:
+        useful = settings.max_running * -(-sized.max_context // settings.block_size)
+        memory = min(_memory_for_kv(source), useful * block_bytes)
+    return settings.to_config(
+        num_blocks=max(1, memory // block_bytes),
+        vocab_size=model.vocab_size,
+        model_context=model.context_length,
+    )
+
+
+def executor_factory(
+    source: ModelSource, kernel: "KernelConfig", threads: int
+) -> Callable[[], "TorchExecutor"]:
+    """What the engine thread calls, at start and after a failure: load the model and warm up."""
+
+    def build() -> "TorchExecutor":
+        import torch
+
+        from engine.runtime.executor import TorchExecutor
+        from engine.runtime.loader import load_model
+
+        if threads:
+            torch.set_num_threads(threads)
+        executor = TorchExecutor(load_model(source.path, source.dtype, source.device), kernel)
+        executor.warm_up()
+        return executor
+
+    return build
+
+
+def available_memory() -> int:
+    """Bytes that this process may still take: of the machine, and of its control group."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except FileNotFoundError:  # not Linux; half of the memory is a safe guess there
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    fields = dict(line.split(":", 1) for line in lines)
+    available = int(fields["MemAvailable"].split()[0]) * 1024
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        used = int((group / "memory.current").read_text())
+    except FileNotFoundError:  # no limit of version 2 applies to us
+        return available
+    return available if limit == "max" else min(available, max(0, int(limit) - used))
+
+
+def _memory_for_kv(source: ModelSource) -> int:
+    if source.device.type == "cuda":
+        import torch
+
+        free, _ = torch.cuda.mem_get_info(source.device)
+        return round(GPU_SHARE * max(0, free - source.weight_bytes))
+    return min(CPU_CEILING, round(CPU_SHARE * max(0, available_memory() - source.weight_bytes)))
+
+
+def _read_config(path: Path) -> "ModelConfig":
+    from engine.runtime.gguf_weights import GgufSource
+    from engine.runtime.model_config import ModelConfig
+    from engine.runtime.weights import SafetensorsSource
+
+    if path.is_file():
+        return GgufSource(path).config
+    SafetensorsSource(path)  # missing weights are better told now than by the engine thread
+    return ModelConfig.from_folder(path)
+
+
+def _device(name: str) -> "torch.device":
+    import torch
+
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ModelSourceError("model.device is cuda, but torch finds no CUDA device here")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def _dtype(name: str, device: "torch.device") -> "torch.dtype":
+    import torch
+
+    if name == "auto":
+        name = "bf16" if device.type == "cuda" or _multiplies_bf16() else "fp32"
+    return {"bf16": torch.bfloat16, "fp32": torch.float32}[name]
+
+
+def _multiplies_bf16() -> bool:
+    """Whether this CPU has instructions for bf16 products; without them fp32 is faster."""
+    import torch
+
+    capabilities = torch.cpu.get_capabilities()
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+
+
+def _revision(path: Path, dtype: str) -> str:
+    """Names the model's files by what is cheap to read: the configuration, names and sizes."""
+    digest = hashlib.sha256(dtype.encode())
+    if path.is_dir():
+        digest.update((path / "config.json").read_bytes())
+    for file in _weight_files(path):
+        digest.update(f"\n{file.name} {file.stat().st_size}".encode())
+    return digest.hexdigest()[:16]
+
+
+def _weight_files(path: Path) -> list[Path]:
+    return sorted(path.glob("*.safetensors")) if path.is_dir() else [path]

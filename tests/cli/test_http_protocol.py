@@ -1,0 +1,131 @@
+"""What a connection may cost before its request reaches the application, over real sockets."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import orjson
+import uvicorn
+
+from gateway.http_protocol import ConnectionLimits, bounded
+from gateway.listener import bind
+from gateway.server import HttpServer
+
+LIMITS = ConnectionLimits(max_connections=3, max_header_bytes=4096, head_timeout=0.3)
+REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    await send(
+        {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]}
+    )
+    await send({"type": "http.response.body", "body": b"ok"})
+
+
+class Caller:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    def send(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    async def answer(self) -> bytes:
+        """One whole answer of the application."""
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        return head + await self.reader.readexactly(2)
+
+    async def rest(self) -> bytes:
+        """Everything until the server closes."""
+        return await self.reader.read()
+
+
+def serve(scenario: Callable[[Callable[[], Awaitable[Caller]]], Awaitable[None]]) -> None:
+    async def main() -> None:
+        with bind("127.0.0.1", 0) as listener:
+            config = uvicorn.Config(app, http=bounded(LIMITS), lifespan="off", log_config=None)
+            server = HttpServer(config)
+            serving = asyncio.create_task(server.serve([listener]))
+            address = listener.getsockname()
+            callers: list[Caller] = []
+
+            async def call() -> Caller:
+                callers.append(Caller(*await asyncio.open_connection(*address)))
+                return callers[-1]
+
+            try:
+                await scenario(call)
+            finally:
+                for caller in callers:
+                    caller.writer.close()
+                server.should_exit = True
+                await serving
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def refusal(answer: bytes) -> tuple[int, str, bytes]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), orjson.loads(body)["error"]["code"], head
+
+
+def test_requests_pass_one_after_another_on_one_connection() -> None:
+    async def scenario(call: Callable[[], Awaitable[Caller]]) -> None:
+        caller = await call()
+        for _ in range(3):
+            caller.send(REQUEST)
+            assert (await caller.answer()).startswith(b"HTTP/1.1 200")
+        caller.send(REQUEST[:10])  # a head in two pieces is fine
+        await asyncio.sleep(0.05)
+        caller.send(REQUEST[10:])
+        assert (await caller.answer()).startswith(b"HTTP/1.1 200")
+
+    serve(scenario)
+
+
+def test_a_head_that_is_too_large_gets_431() -> None:
+    async def scenario(call: Callable[[], Awaitable[Caller]]) -> None:
+        for piece in (b"x-long: " + b"a" * 5000, b"".join(b"x%d: y\r\n" % n for n in range(1000))):
+            caller = await call()
+            caller.send(REQUEST[:-2] + piece)
+            assert refusal(await caller.rest())[:2] == (431, "headers_too_large")
+
+    serve(scenario)
+
+
+def test_a_head_that_comes_too_slowly_gets_408() -> None:
+    async def scenario(call: Callable[[], Awaitable[Caller]]) -> None:
+        first = await call()
+        first.send(REQUEST[:20])
+        assert refusal(await first.rest())[:2] == (408, "head_timeout")
+
+        again = await call()
+        again.send(REQUEST)
+        await again.answer()
+        again.send(REQUEST[:20])  # the second head on a connection has its time too
+        assert refusal(await again.rest())[:2] == (408, "head_timeout")
+
+    serve(scenario)
+
+
+def test_a_connection_that_asks_nothing_is_closed_without_an_answer() -> None:
+    async def scenario(call: Callable[[], Awaitable[Caller]]) -> None:
+        assert await (await call()).rest() == b""
+
+    serve(scenario)
+
+
+def test_too_many_connections_get_503_and_room_comes_back() -> None:
+    async def scenario(call: Callable[[], Awaitable[Caller]]) -> None:
+        held = [await call() for _ in range(3)]
+        status, code, head = refusal(await (await call()).rest())
+        assert (status, code) == (503, "saturated")
+        assert b"retry-after: 1" in head.split(b"\r\n")
+        held[0].writer.close()
+        await held[0].writer.wait_closed()
+        while True:  # the server notices the end a moment later
+            caller = await call()
+            caller.send(REQUEST)
+            if b" 200 " in await caller.reader.readline():
+                break
+
+    serve(scenario)

@@ -1,0 +1,219 @@
+"""The real server as a process: start, answer, be killed, come back, drain."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tenants.embedded import EmbeddedValkey
+
+pytestmark = [pytest.mark.server, pytest.mark.model]
+
+READY_SECONDS = 60.0
+LONG = {"max_tokens": 4000, "ignore_eos": True}
+
+
+class ServerProcess:
+    """`watermaster serve` in `folder`, on a port that the system picks."""
+
+    def __init__(self, folder: Path, **variables: str) -> None:
+        self.log = folder / "server.log"
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("WATERMASTER_SER")}
+        environment |= {
+            "WATERMASTER_SERVER_PORT": "0",
+            "WATERMASTER_KERNEL_KV_MEMORY": str(256 << 20),
+            "WATERMASTER_LOG_FORMAT": "json",
+            **variables,
+        }
+        self._command = [sys.executable, "-c", "from gateway.cli import main; main()"]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*self._command, "serve"],
+                cwd=folder,
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def entries(self) -> list[dict[str, str]]:
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+    def url(self) -> str:
+        """Where it serves, once `/ready` answers."""
+        end = time.monotonic() + READY_SECONDS
+        while time.monotonic() < end:
+            assert self.process.poll() is None, self.log.read_text()
+            found = re.search(r"ready on (http://[0-9.:]+)", self.log.read_text())
+            if found:
+                assert httpx.get(found[1] + "/ready").status_code == 200
+                return found[1]
+            time.sleep(0.05)
+        raise AssertionError(f"not ready within {READY_SECONDS} s:\n{self.log.read_text()}")
+
+    def wait(self) -> int:
+        return self.process.wait(60)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, model_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    leftover = EmbeddedValkey(tmp_path / ".watermaster")
+    leftover.start()
+    leftover.stop()
+
+
+@pytest.fixture
+def start(folder: Path) -> Iterator[Callable[..., ServerProcess]]:
+    started: list[ServerProcess] = []
+
+    def call(**variables: str) -> ServerProcess:
+        started.append(ServerProcess(folder, **variables))
+        return started[-1]
+
+    yield call
+    for server in started:
+        if server.process.poll() is None:
+            server.process.kill()
+            server.process.wait()
+
+
+def demo_key(folder: Path) -> str:
+    command = [sys.executable, "-c", "from gateway.cli import main; main()", "demo"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    found = re.search(r"WM_GOLD_KEY=(\S+)", (folder / ".watermaster/demo.env").read_text())
+    assert found is not None
+    return found[1]
+
+
+class Stream(threading.Thread):
+    """One streamed call, read to its end in a thread; `lines` are the data of its events."""
+
+    def __init__(self, url: str, key: str, **body: object) -> None:
+        super().__init__()
+        self._url, self._headers = url, {"authorization": f"Bearer {key}"}
+        self._body = {"model": "smollm2-135m", "prompt": "Water", "stream": True, **body}
+        self.lines: list[str] = []
+        self.started = threading.Event()
+        self.start()
+        assert self.started.wait(30), "no token came"
+
+    def run(self) -> None:
+        with httpx.stream(
+            "POST",
+            f"{self._url}/v1/completions",
+            json=self._body,
+            headers=self._headers,
+            timeout=60,
+        ) as response:
+            try:
+                for line in response.iter_lines():
+                    if line.startswith("data: "):
+                        self.lines.append(line.removeprefix("data: "))
+                        self.started.set()
+            except httpx.RemoteProtocolError:
+                self.lines.append("cut")
+
+
+def complete(url: str, key: str) -> httpx.Response:
+    return httpx.post(
+        f"{url}/v1/completions",
+        json={"model": "smollm2-135m", "prompt": "Water", "max_tokens": 2},
+        headers={"authorization": f"Bearer {key}"},
+        timeout=60,
+    )
+
+
+def test_killed_found_again_and_drained(folder: Path, start: Callable[..., ServerProcess]) -> None:
+    key = demo_key(folder)
+    first = start()
+    cut = Stream(first.url(), key, **LONG)
+    first.process.kill()
+    first.wait()
+    cut.join()
+    assert cut.lines[-1] == "cut"
+
+    second = start(WATERMASTER_SERVER_DRAIN_GRACE="600")
+    url = second.url()
+    assert complete(url, key).status_code == 200  # the key lives in the store found again
+    metrics = httpx.get(url + "/metrics").text
+    assert "watermaster_sequences_total{" in metrics
+    endless = Stream(url, key, **LONG)
+    short = Stream(url, key, max_tokens=40, ignore_eos=True)
+
+    second.process.send_signal(signal.SIGTERM)
+    while httpx.get(url + "/ready").status_code == 200:
+        time.sleep(0.01)
+    refused = complete(url, key)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+    assert int(refused.headers["retry-after"]) >= 1
+
+    short.join()
+    assert short.lines[-1] == "[DONE]"
+    assert endless.is_alive()
+
+    second.process.send_signal(signal.SIGTERM)  # enough waited
+    assert second.wait() == 0, second.log.read_text()
+    endless.join()
+    assert json.loads(endless.lines[-1])["error"]["code"] == "shutting_down"
+    assert [entry["message"] for entry in second.entries()][-1] == "stopped"
+    assert key.rpartition("-")[2] not in second.log.read_text()
+
+
+def test_what_outlives_the_grace_period_ends_with_an_error(
+    folder: Path, start: Callable[..., ServerProcess]
+) -> None:
+    key = demo_key(folder)
+    server = start(WATERMASTER_SERVER_DRAIN_GRACE="0.2")
+    endless = Stream(server.url(), key, **LONG)
+    server.process.send_signal(signal.SIGINT)
+    assert server.wait() == 0
+    endless.join()
+    assert json.loads(endless.lines[-1])["error"]["code"] == "shutting_down"
+
+
+def test_an_engine_beyond_recovery_ends_the_process(
+    folder: Path, start: Callable[..., ServerProcess], model_path: Path
+) -> None:
+    """The files pass the first look; the tensor that is missing shows when weights are read."""
+    broken = folder / "broken"
+    broken.mkdir()
+    for file in model_path.iterdir():
+        (broken / file.name).symlink_to(file)
+    (broken / "config.json").unlink()
+    config = json.loads((model_path / "config.json").read_text())
+    (broken / "config.json").write_text(
+        json.dumps(config | {"num_hidden_layers": config["num_hidden_layers"] + 1})
+    )
+    server = start(WATERMASTER_MODEL_SOURCE=str(broken))
+    assert server.wait() == 1
+    assert "beyond recovery" in server.log.read_text()
+    shutil.rmtree(broken)
+
+
+@pytest.mark.parametrize(
+    ("variables", "code", "sentence"),
+    [
+        ({"WATERMASTER_MODEL_SOURCE": "./nothing"}, 3, "neither a known model"),
+        ({"WATERMASTER_REDIS_URL": "redis://127.0.0.1:1/0"}, 4, "the store does not answer"),
+        ({"WATERMASTER_SERVER_PORT": "-1"}, 2, "server.port must be greater than or equal to 0"),
+    ],
+)
+def test_what_keeps_it_from_starting_is_one_sentence(
+    start: Callable[..., ServerProcess], variables: dict[str, str], code: int, sentence: str
+) -> None:
+    server = start(**variables)
+    assert server.wait() == code
+    last = server.log.read_text().splitlines()[-1]
+    assert last.startswith("error: ")
+    assert sentence in last
+    assert "Traceback" not in server.log.read_text()

@@ -1,0 +1,143 @@
+"""`watermaster tenants`, `keys` and `demo` against a real store."""
+
+import asyncio
+import stat
+from pathlib import Path
+
+import pytest
+
+from gateway.cli.demo import base_url
+from gateway.config import ServerSettings
+from telemetry.clock import SystemClock
+from tenants.auth import Authenticator
+from tenants.embedded import EmbeddedValkey
+from tenants.model import Principal
+from tenants.store import Store
+from tests.cli.conftest import Run, parsed
+
+
+def authenticate(raw: str) -> Principal:
+    """As a server would, with the store in the current folder."""
+
+    async def scenario() -> Principal:
+        store = await Store.connect(url)
+        try:
+            return await Authenticator(store, SystemClock()).authenticate(raw)
+        finally:
+            await store.close()
+
+    embedded = EmbeddedValkey(Path(".watermaster"))
+    url = embedded.start()
+    try:
+        return asyncio.run(scenario())
+    finally:
+        embedded.stop()
+
+
+def test_a_tenants_life(run: Run) -> None:
+    run("tenants", "create", "acme", "--weight", "2.5", "--queue-tokens", "1000")
+    shown = parsed(run("tenants", "show", "acme", "--json"))
+    assert (shown["weight"], shown["queue_tokens"], shown["disabled"]) == (2.5, 1000, False)
+    run("tenants", "update", "acme", "--queue-tokens", "0", "--max-max-tokens", "64")
+    run("tenants", "disable", "acme")
+    (listed,) = parsed(run("tenants", "list", "--json"))
+    assert (listed["queue_tokens"], listed["max_max_tokens"]) == (None, 64)
+    assert listed["disabled"] is True
+    run("tenants", "update", "acme", "--enable")
+    table = run("tenants", "list").stdout.splitlines()
+    assert table[0].split()[:3] == ["TENANT", "WEIGHT", "DISABLED"]
+    assert table[1].split()[:3] == ["acme", "2.5", "no"]
+
+
+def test_a_keys_life(run: Run) -> None:
+    run("tenants", "create", "acme")
+    made = run("keys", "create", "acme", "--model", "smollm2-135m", "--expires-in", "30d")
+    raw = made.stdout.strip()
+    assert raw.startswith("wm-")
+    assert raw not in made.stderr
+    assert authenticate(raw).key.models == {"smollm2-135m"}
+
+    (listed,) = parsed(run("keys", "list", "acme", "--json"))
+    assert listed["expires"] - listed["created"] == pytest.approx(30 * 86400, abs=2)
+    assert "digest" not in listed
+
+    rotated = parsed(run("keys", "rotate", listed["public_id"], "--json"))
+    assert authenticate(rotated["key"]).key.models == {"smollm2-135m"}
+    run("keys", "revoke", rotated["key"])  # the whole key, pasted by mistake
+    states = [line.split()[2] for line in run("keys", "list", "acme").stdout.splitlines()[1:]]
+    assert sorted(states) == ["active", "revoked"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (["tenants", "show", "nobody"], 1, "error: there is no tenant 'nobody'"),
+        (["tenants", "create", "No Spaces"], 1, "error: 'No Spaces' is not a tenant id"),
+        (["tenants", "create", "x", "--weight", "nan"], 1, "error: weight must be a number"),
+        (["tenants", "create", "x", "--queue-tokens", "0"], 2, "0 is not in the range x>=1"),
+        (["tenants", "update", "x"], 2, "nothing to change"),
+        (["keys", "create", "nobody"], 1, "error: there is no tenant 'nobody'"),
+        (["keys", "create", "x", "--expires-in", "soon"], 2, "write 90s, 15m, 12h or 30d"),
+        (["keys", "revoke", "0123456789ab"], 1, "error: there is no key '0123456789ab'"),
+        (["tenants", "list", "--config", "gone.toml"], 2, "there is no configuration file gone"),
+    ],
+)
+def test_mistakes_get_one_sentence(
+    run: Run, arguments: list[str], code: int, sentence: str
+) -> None:
+    result = run(*arguments, code=code)
+    assert sentence in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_creating_twice_is_refused(run: Run) -> None:
+    run("tenants", "create", "acme")
+    assert "exists already" in run("tenants", "create", "acme", code=1).stderr
+
+
+def test_a_store_that_is_away_has_its_own_exit_code(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WATERMASTER_REDIS_URL", "unix:///nowhere.sock")
+    assert run("tenants", "list", code=4).stderr.startswith("error: the store does not answer")
+
+
+def test_demo_keys_work_and_stay_valid(run: Run, tmp_path: Path) -> None:
+    run("demo")
+    file = tmp_path / ".watermaster/demo.env"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    first = file.read_text()
+    values = dict(line.removeprefix("export ").split("=") for line in first.splitlines())
+    assert set(values) == {"WM_GOLD_KEY", "WM_BRONZE_KEY", "WM_URL"}
+    assert values["WM_URL"] == "http://127.0.0.1:8000"
+    gold, bronze = authenticate(values["WM_GOLD_KEY"]), authenticate(values["WM_BRONZE_KEY"])
+    assert (gold.tenant.id, gold.tenant.weight) == ("gold", 3.0)
+    assert (bronze.tenant.id, bronze.tenant.weight) == ("bronze", 1.0)
+
+    run("demo")
+    assert file.read_text() == first
+
+
+def test_demo_replaces_a_key_that_no_longer_works(run: Run, tmp_path: Path) -> None:
+    run("demo")
+    file = tmp_path / ".watermaster/demo.env"
+    before = dict(line.removeprefix("export ").split("=") for line in file.read_text().splitlines())
+    run("keys", "revoke", before["WM_GOLD_KEY"])
+    report = run("demo", "--json")
+    after = dict(line.removeprefix("export ").split("=") for line in file.read_text().splitlines())
+    assert after["WM_GOLD_KEY"] != before["WM_GOLD_KEY"]
+    assert after["WM_BRONZE_KEY"] == before["WM_BRONZE_KEY"]
+    assert authenticate(after["WM_GOLD_KEY"]).tenant.id == "gold"
+    assert after["WM_GOLD_KEY"] not in report.output
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("::1", "http://[::1]:8000"),
+        ("gateway.example", "http://gateway.example:8000"),
+    ],
+)
+def test_the_url_given_to_callers(host: str, url: str) -> None:
+    assert base_url(ServerSettings(host=host)) == url
