@@ -197,7 +197,7 @@ class Engine:
 
     def on_outputs(self, outputs: OutputBatch) -> None:
         """Hand a step's tokens and ends to the event loop, in one call."""
-        self._loop.call_soon_threadsafe(self._deliver, outputs)
+        self._on_loop(self._deliver, outputs)
 
     def on_events(self, events: list[Event]) -> None:
         """Pass a step's events on."""
@@ -205,11 +205,18 @@ class Engine:
 
     def on_state(self, state: EngineState, error: str) -> None:
         """Note a change of state."""
-        self._loop.call_soon_threadsafe(self._set_state, state, error)
+        self._on_loop(self._set_state, state, error)
 
     def on_lost(self, sequences: list[int], reason: str) -> None:
         """End streams whose sequences the kernel can no longer end."""
-        self._loop.call_soon_threadsafe(self._fail, sequences, reason)
+        self._on_loop(self._fail, sequences, reason)
+
+    def _on_loop(self, function: Callable[..., None], *args: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:
+            log.warning("engine %s: its event loop is closed, so it stops", self.name)
+            self._worker.abandon()
 
     # -- called on the event loop ----------------------------------------------------------------
 

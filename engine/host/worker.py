@@ -108,9 +108,13 @@ class EngineWorker:
 
     def stop(self, timeout: float) -> None:
         """End the thread after its current iteration; waits for it at most `timeout` seconds."""
+        self.abandon()
+        self._thread.join(timeout)
+
+    def abandon(self) -> None:
+        """Let the thread end after its current iteration, without waiting for it."""
         self._stopping = True
         self._wake.set()
-        self._thread.join(timeout)
 
     def _main(self) -> None:
         executor = self._build("could not start")
