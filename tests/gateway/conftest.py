@@ -22,7 +22,12 @@ def shared_server(
     codec: TextCodec, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LiveServer]:
     valkey = EmbeddedValkey(tmp_path_factory.mktemp("valkey"))
-    server = LiveServer(valkey.start(), codec, EdgeLimits(), HostConfig(max_buffered_tokens=2000))
+    server = LiveServer(
+        valkey.start(),
+        codec,
+        EdgeLimits(max_requests=30, max_tenant_requests=20),
+        HostConfig(max_buffered_tokens=2000),
+    )
     server.start()
     yield server
     server.stop()

@@ -1,12 +1,13 @@
 """The real edge on a real socket, with the store and the engine host; the model is simulated."""
 
 import asyncio
+import json
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
 import httpx
@@ -31,6 +32,7 @@ from tenants.store import Store
 
 MODEL = "sim"
 CONTEXT = 2048
+HELLO = [{"role": "user", "content": "hi"}]
 INSTANT = LinearProfile(0, 0, 0, 0, 0, 0)
 
 
@@ -53,6 +55,8 @@ class Model:
     scripts: list[list[int]]
     endless: bool = False
     step_seconds: float = 0.0
+    steps: int = 0  # begun
+    fault: Exception | None = None  # raised by the next step
     running: threading.Event = field(default_factory=threading.Event)
 
     def draw(self, join: Join, index: int) -> int:
@@ -63,8 +67,12 @@ class Model:
         return script[index % len(script)]
 
     def advance(self, _: int) -> None:
+        self.steps += 1
         self.running.wait()
         time.sleep(self.step_seconds)
+        if self.fault is not None:
+            fault, self.fault = self.fault, None
+            raise fault
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -93,6 +101,8 @@ class LiveServer:
         self._limits = limits
         self._host = host
         self._socket = socket.create_server(("127.0.0.1", 0))
+        # Small, so that a reader who stops is felt soon; connections inherit it.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)
         self.address = self._socket.getsockname()
         self.url = f"http://127.0.0.1:{self.address[1]}"
         self._started: Future[None] = Future()
@@ -118,6 +128,42 @@ class LiveServer:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         bearer = {"authorization": f"Bearer {self.keys[key]}"}
         return httpx.Client(base_url=self.url, headers={**bearer, **named}, timeout=20)
+
+    def connect(self, content: bytes = b"", key: str = "gold", **headers: str) -> socket.socket:
+        """A connection of its own on which a chat request was sent; nothing is read yet."""
+        connection = socket.create_connection(self.address, timeout=20)
+        self.send(connection, content, key, **headers)
+        return connection
+
+    def send(
+        self, connection: socket.socket, content: bytes, key: str = "gold", **headers: str
+    ) -> None:
+        """Write a chat request; a `content_length` of its own replaces the true one."""
+        lines = [
+            "POST /v1/chat/completions HTTP/1.1",
+            "host: x",
+            f"authorization: Bearer {self.keys[key]}",
+            *(f"{name.replace('_', '-')}: {value}" for name, value in headers.items()),
+        ]
+        if "content_length" not in headers:
+            lines.append(f"content-length: {len(content)}")
+        connection.sendall("\r\n".join([*lines, "", ""]).encode() + content)
+
+    @contextmanager
+    def occupied(self, count: int = 8, key: str = "bronze", **more: object) -> Iterator[None]:
+        """`count` streams of `key` that do not end by themselves; 8 of them fill the batch."""
+        body = {"model": MODEL, "messages": HELLO, "stream": True, "ignore_eos": True, **more}
+        before = self.gateway.slots.held
+        with ExitStack() as stack:
+            for _ in range(count):
+                stack.enter_context(self.connect(json.dumps(body).encode(), key))
+            eventually(lambda: self.gateway.slots.held == before + count)
+            eventually(lambda: self._queued() == before + count)
+            yield
+
+    def _queued(self) -> int:
+        load = self.engine.status().load
+        return load.running + load.waiting
 
     def change(self, **gateway: object) -> None:
         for name, value in gateway.items():

@@ -7,9 +7,9 @@ import openai
 import pytest
 
 from tests.gateway.conftest import TEXT
-from tests.gateway.live import MODEL, LiveServer
+from tests.gateway.live import HELLO, MODEL, LiveServer
 
-HELLO = [{"role": "user", "content": "hi"}]
+pytestmark = pytest.mark.model  # the text is that of the default model
 
 
 def chat(client: httpx.Client, **more) -> httpx.Response:
