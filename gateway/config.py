@@ -94,7 +94,7 @@ class KernelSettings(Section):
     """Sizes and limits of the scheduler and its KV cache."""
 
     kv_memory: Annotated[int, Field(ge=1 << 20)] | None = None
-    """Bytes of the KV cache. Absent: on a CPU a quarter of the available memory, at most 2 GiB; on
+    """Bytes of the KV cache. Absent: on a CPU a quarter of the available memory, at most 1 GiB; on
     a GPU 85% of what the weights leave free; and never more than `max_running` sequences of
     `max_context` tokens can use."""
 

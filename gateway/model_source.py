@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 GPU_SHARE = 0.85  # the rest is for activations and what other programs need
 CPU_SHARE = 0.25
-CPU_CEILING = 2 * GIB
+CPU_CEILING = GIB
 
 
 class ModelSourceError(Exception):

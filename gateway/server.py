@@ -73,7 +73,7 @@ async def _run(settings: Settings, listener: socket.socket) -> int:
         gateway = _build_gateway(settings, engine, codec, metrics, Authenticator(store, clock))
         http = _http_server(settings.server, gateway)
         serving = asyncio.create_task(http.serve([listener]))
-        logger.info("loading %s (%s on %s)", source.path, source.dtype, source.device)
+        logger.info("loading %s as %s on %s", source.path, source.dtype, source.device)
         engine.start()
         try:
             code = await _until_over(engine, signals, lambda: _announce(settings, engine, listener))

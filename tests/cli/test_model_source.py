@@ -1,0 +1,87 @@
+"""How many KV blocks a model gets, and what names a revision of its files."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.runtime.model_config import ModelConfig, RopeScaling
+from gateway import model_source
+from gateway.config import KernelSettings, ModelSettings
+from gateway.model_source import ModelSource, ModelSourceError, available_memory, kernel_config
+
+CONFIG = ModelConfig(
+    architecture="LlamaForCausalLM",
+    vocab_size=49152,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_layers=30,
+    num_heads=9,
+    num_kv_heads=3,
+    head_dim=64,
+    context_length=8192,
+    rms_eps=1e-5,
+    rope_theta=1e5,
+    rope=RopeScaling(),
+    tied_head=True,
+    qkv_bias=False,
+    output_bias=False,
+    mlp_bias=False,
+    qk_norm=False,
+)
+BLOCK_BYTES = 2 * 30 * 3 * 64 * 16 * 2  # keys and values, layers, heads, head_dim, tokens, bf16
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> ModelSource:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"x" * 1000)
+    return ModelSource(tmp_path, CONFIG, torch.bfloat16, torch.device("cpu"), "r")
+
+
+def test_configured_memory_is_used_to_the_block(source: ModelSource) -> None:
+    kernel = kernel_config(source, KernelSettings(kv_memory=10 * BLOCK_BYTES + 1))
+    assert (kernel.num_blocks, kernel.vocab_size, kernel.max_context) == (10, 49152, 8192)
+    fp32 = replace(source, dtype=torch.float32)
+    assert kernel_config(fp32, KernelSettings(kv_memory=10 * BLOCK_BYTES)).num_blocks == 5
+
+
+def test_a_quarter_of_the_memory_and_at_most_1_gib(
+    source: ModelSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    available = 1000 + 40 * BLOCK_BYTES  # the weights come out of it first
+    monkeypatch.setattr(model_source, "available_memory", lambda: available)
+    assert kernel_config(source, KernelSettings()).num_blocks == 10
+    available = 1 << 40
+    assert kernel_config(source, KernelSettings()).num_blocks == (1 << 30) // BLOCK_BYTES
+    available = 0
+    assert kernel_config(source, KernelSettings()).num_blocks == 1
+
+
+def test_no_more_than_can_be_used(source: ModelSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_source, "available_memory", lambda: 1 << 40)
+    few = KernelSettings(max_running=2, max_context=100)
+    assert kernel_config(source, few).num_blocks == 2 * 7  # 100 tokens take 7 blocks of 16
+
+
+def test_available_memory_is_a_part_of_the_machine() -> None:
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert 0 < available_memory() < physical
+
+
+def test_a_revision_follows_the_files(source: ModelSource) -> None:
+    folder = source.path
+    first = model_source._revision(folder, "fp32")
+    assert first == model_source._revision(folder, "fp32")
+    assert first != model_source._revision(folder, "bf16")
+    (folder / "model.safetensors").write_bytes(b"x" * 1001)
+    assert first != model_source._revision(folder, "fp32")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_cuda_without_a_device_is_refused(source: ModelSource) -> None:
+    (source.path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    with pytest.raises(ModelSourceError, match="finds no CUDA device"):
+        model_source.find_model(ModelSettings(source=str(source.path), device="cuda"))
