@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from opentelemetry.util.types import AttributeValue
 from starlette.types import Send
 
 from engine.host.generation import Generation
@@ -13,6 +14,7 @@ from gateway.choices import Choices, Delta
 from gateway.errors import ApiError, from_finished
 from gateway.generate import Prepared, Shape
 from gateway.sse import EventStream
+from telemetry import semconv
 from telemetry.events import Cause
 
 
@@ -33,7 +35,7 @@ class Answer:
             prepared.request.stop,
             frozenset(prepared.sampling.stop_token_ids),
         )
-        self._identity = {
+        self._identity: dict[str, Any] = {
             "id": f"{shape.id_prefix}{uuid.uuid4().hex}",
             "created": created,
             "model": prepared.model.id,
@@ -49,12 +51,13 @@ class Answer:
                 raise await self._error()
         choices = [self._shape.whole(self._model, deltas[index]) for index in sorted(deltas)]
         answer = {"object": self._shape.whole_object, **self._identity, "choices": choices}
-        await send_json(send, {**answer, "usage": self._choices.usage()})
+        await send_json(send, {**answer, "usage": self._choices.usage().on_the_wire()})
 
-    async def stream(self, events: EventStream) -> None:
-        """Answer as events. Raises ApiError when a choice fails before a status was sent.
+    async def stream(self, events: EventStream) -> ApiError | None:
+        """Answer as events; returns the error that ended the stream in-band, if one did.
 
-        The status waits for the first output, so that a refusal has a real one.
+        The status waits for the first output, so that a refusal has a real one: raises ApiError
+        when a choice fails before that.
         """
         deltas = self._choices.absorb(await self._generation.next())
         if self._choices.failure:
@@ -65,9 +68,23 @@ class Answer:
             deltas = self._choices.absorb(await events.during(self._generation.next))
         if self._choices.failure:
             await events.write(self._chunks(deltas))
-            await events.fail(await self._error())
-        else:
-            await events.close([*self._chunks(deltas), *self._usage_chunk()])
+            error = await self._error()
+            await events.fail(error)
+            return error
+        await events.close([*self._chunks(deltas), *self._usage_chunk()])
+        return None
+
+    def attributes(self) -> dict[str, AttributeValue | None]:
+        """What a trace says of the answer."""
+        usage = self._choices.usage()
+        return {
+            semconv.RESPONSE_ID: self._identity["id"],
+            semconv.RESPONSE_MODEL: self._model.id,
+            semconv.RESPONSE_FINISH_REASONS: self._choices.finish_reasons,
+            semconv.USAGE_INPUT_TOKENS: usage.prompt,
+            semconv.USAGE_OUTPUT_TOKENS: usage.output,
+            semconv.USAGE_CACHED_TOKENS: usage.cached,
+        }
 
     def _chunks(self, deltas: Sequence[Delta]) -> list[dict[str, object]]:
         return [
@@ -83,7 +100,11 @@ class Answer:
         return chunk
 
     def _usage_chunk(self) -> list[dict[str, object]]:
-        return [{**self._chunk([]), "usage": self._choices.usage()}] if self._include_usage else []
+        return (
+            [{**self._chunk([]), "usage": self._choices.usage().on_the_wire()}]
+            if self._include_usage
+            else []
+        )
 
     async def _error(self) -> ApiError:
         """The first failure; the other choices are ended first, so that usage is complete."""
@@ -92,4 +113,4 @@ class Answer:
         self._generation.cancel(Cause.CANCELLED)
         while not self._choices.done:
             self._choices.absorb(await self._generation.next())
-        return from_finished(failure, self._choices.usage())
+        return from_finished(failure, self._choices.usage().on_the_wire())

@@ -8,11 +8,13 @@ from engine.runtime.text.codec import TextCodec
 from gateway.choices import Delta
 from gateway.schema import ChatRequest, parse_chat
 from gateway.state import ServedModel
+from telemetry import semconv
 
 
 class ChatShape:
     """Implements `gateway.generate.Shape`."""
 
+    operation: ClassVar[str] = semconv.CHAT
     id_prefix: ClassVar[str] = "chatcmpl-"
     whole_object: ClassVar[str] = "chat.completion"
     chunk_object: ClassVar[str] = "chat.completion.chunk"

@@ -40,6 +40,24 @@ class Delta:
         return bool(self.text or self.logprobs or self.finish_reason or self.first)
 
 
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """In tokens. The prompt counts once, whatever the number of choices."""
+
+    prompt: int
+    cached: int  # of the prompt
+    output: int
+
+    def on_the_wire(self) -> dict[str, object]:
+        """OpenAI's usage object."""
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.output,
+            "total_tokens": self.prompt + self.output,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        }
+
+
 def characters(codec: TextCodec, token: int) -> int:
     """How many characters start in the bytes of `token`: all but UTF-8's continuation bytes."""
     return sum(byte & 0xC0 != 0x80 for byte in codec.token_bytes(token))
@@ -66,13 +84,18 @@ class Choice:
         return self._text.stopped_at
 
     @property
+    def finish_reason(self) -> str | None:
+        """OpenAI's word for how it ended; None while it runs and when it failed."""
+        if self.finished is None:
+            return None
+        if self.stopped_at is not None:
+            return "stop"
+        return FINISH_REASONS.get(self.finished.cause)
+
+    @property
     def failed(self) -> bool:
         """Whether it ended without being complete."""
-        return (
-            self.finished is not None
-            and self.stopped_at is None
-            and self.finished.cause not in FINISH_REASONS
-        )
+        return self.finished is not None and self.finish_reason is None
 
     def take(self, output: Output) -> Delta:
         """What is new, as it can be shown now."""
@@ -82,10 +105,9 @@ class Choice:
             self._keep_logprobs(delta, output)
         self.tokens += len(output.tokens)
         self.finished = output.finished
-        if self.finished is not None and not self.failed:
+        if self.finish_reason is not None:
             delta.text += self._text.flush()
-            stopped = self.stopped_at is not None
-            delta.finish_reason = "stop" if stopped else FINISH_REASONS[self.finished.cause]
+            delta.finish_reason = self.finish_reason
         self._began = self._began or bool(output.tokens) or delta.finish_reason is not None
         return delta
 
@@ -142,16 +164,18 @@ class Choices:
             self._generation.finish(output.sequence, choice.stopped_at)
         return delta
 
-    def usage(self) -> dict[str, object]:
-        """OpenAI's usage object. The prompt counts once, whatever the number of choices."""
+    @property
+    def finish_reasons(self) -> tuple[str, ...]:
+        """Those of the choices that are complete, in order of index."""
+        reasons = (choice.finish_reason for choice in self._by_sequence.values())
+        return tuple(reason for reason in reasons if reason is not None)
+
+    def usage(self) -> Usage:
+        """So far; complete once `done`."""
         ends = [choice.finished for choice in self._by_sequence.values()]
         first = ends[0]
-        prompt = first.prompt_tokens if first else 0
-        cached = first.cached_tokens if first else 0
-        output = sum(end.output_tokens for end in ends if end)
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": output,
-            "total_tokens": prompt + output,
-            "prompt_tokens_details": {"cached_tokens": cached},
-        }
+        return Usage(
+            prompt=first.prompt_tokens if first else 0,
+            cached=first.cached_tokens if first else 0,
+            output=sum(end.output_tokens for end in ends if end),
+        )

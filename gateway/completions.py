@@ -7,11 +7,13 @@ from gateway.choices import Delta, characters
 from gateway.errors import ApiError, Reason
 from gateway.schema import CompletionRequest, parse_completion
 from gateway.state import ServedModel
+from telemetry import semconv
 
 
 class CompletionShape:
     """Implements `gateway.generate.Shape`."""
 
+    operation: ClassVar[str] = semconv.TEXT_COMPLETION
     id_prefix: ClassVar[str] = "cmpl-"
     whole_object: ClassVar[str] = "text_completion"
     chunk_object: ClassVar[str] = "text_completion"

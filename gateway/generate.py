@@ -22,6 +22,7 @@ RequestT = TypeVar("RequestT", ChatRequest, CompletionRequest)
 class Shape(Protocol[RequestT]):
     """How one endpoint reads its requests and writes its answers."""
 
+    operation: ClassVar[str]  # its name in traces
     id_prefix: ClassVar[str]
     whole_object: ClassVar[str]
     chunk_object: ClassVar[str]

@@ -7,7 +7,8 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from engine.core.commands import FlowNode
-from engine.host.engine import GenerationRequest
+from engine.host.engine import Engine, GenerationRequest
+from engine.host.generation import Generation
 from engine.host.worker import EngineState
 from gateway.answer import Answer
 from gateway.auth import authenticate
@@ -15,15 +16,17 @@ from gateway.body import read_body
 from gateway.call import Call
 from gateway.connection import abort
 from gateway.deadlines import Deadlines, TimeLimits, read_deadlines, resolve
-from gateway.errors import ApiError, Reason
+from gateway.errors import TABLE, ApiError, Reason, Row
 from gateway.generate import Prepared, Shape, prepare
 from gateway.hangup import Hangup
 from gateway.lineage import read_ids
 from gateway.sse import EventStream, StalledError
 from gateway.state import Gateway
+from telemetry import semconv
 from telemetry.clock import NANOSECONDS
 from telemetry.events import Cause
 from telemetry.lineage import Lineage
+from telemetry.tracing import RequestTrace
 from tenants.model import INFERENCE, Principal
 
 
@@ -44,16 +47,23 @@ class Inference:
         self._shape = shape
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call = Call.of(scope)
-        limits = self._gateway.limits
-        admission = await self._admit(call)
-        with self._gateway.slots.hold(admission.principal.tenant.id):
-            body = await read_body(
-                call.headers, receive, limits.max_body_bytes, limits.body_timeout
-            )
-            async with Hangup(receive) as hangup:
-                prepared = await self._prepare(body, admission.principal)
-                await self._serve(prepared, admission, hangup, scope, send)
+        gateway, call = self._gateway, Call.of(scope)
+        limits = gateway.limits
+        trace = gateway.tracing.start(self._shape.operation, call.headers, call.arrived)
+        try:
+            admission = await self._admit(call)
+            with gateway.slots.hold(admission.principal.tenant.id):
+                body = await read_body(
+                    call.headers, receive, limits.max_body_bytes, limits.body_timeout
+                )
+                async with Hangup(receive) as hangup:
+                    prepared = await self._prepare(body, admission.principal)
+                    await self._serve(prepared, admission, trace, hangup, scope, send)
+        except ApiError as error:
+            trace.finish(error.row.status, error=error.row.code)
+            raise
+        finally:
+            trace.finish(500, error=TABLE[Reason.INTERNAL].code)  # unless it is finished by now
 
     async def _admit(self, call: Call) -> Admission:
         gateway = self._gateway
@@ -77,28 +87,47 @@ class Inference:
         )
 
     async def _serve(
-        self, prepared: Prepared, admission: Admission, hangup: Hangup, scope: Scope, send: Send
+        self,
+        prepared: Prepared,
+        admission: Admission,
+        trace: RequestTrace,
+        hangup: Hangup,
+        scope: Scope,
+        send: Send,
     ) -> None:
-        engine = prepared.model.engine
-        if engine.status().state in (EngineState.STARTING, EngineState.RESTARTING):
-            raise ApiError(Reason.ENGINE_NOT_READY)
-        generation = engine.generate(_request(prepared, admission))
+        request = _request(prepared, admission)
+        _describe(trace, prepared, request)
+        generation = self._generate(prepared.model.engine, request)
+        trace.follow(generation.sequences)
         created = self._gateway.clock.wall() // NANOSECONDS
         answer = Answer(self._shape, prepared, generation, created)
-        limits = self._gateway.limits
+        failure: Row | None = None
         try:
             hangup.cancels(generation)
-            if prepared.request.stream:
-                await answer.stream(EventStream(send, limits.keepalive, limits.write_timeout))
-            else:
-                await answer.whole(send)
+            failure = await self._write(answer, prepared.request.stream, send)
         except StalledError:
             generation.cancel(Cause.SLOW_READER)
             abort(scope)
             await hangup.wait()
+            failure = TABLE[Cause.SLOW_READER]
         finally:
             # Whatever went wrong above, nothing goes on computing for nobody.
             generation.cancel(Cause.DISCONNECTED)
+        trace.finish(200, error=failure.code if failure else None, attributes=answer.attributes())
+
+    def _generate(self, engine: Engine, request: GenerationRequest) -> Generation:
+        if engine.status().state in (EngineState.STARTING, EngineState.RESTARTING):
+            raise ApiError(Reason.ENGINE_NOT_READY)
+        return engine.generate(request)
+
+    async def _write(self, answer: Answer, stream: bool, send: Send) -> Row | None:
+        """Write the answer; returns what a stream failed of in-band, if it did."""
+        limits = self._gateway.limits
+        if not stream:
+            await answer.whole(send)
+            return None
+        error = await answer.stream(EventStream(send, limits.keepalive, limits.write_timeout))
+        return error.row if error else None
 
 
 def _request(prepared: Prepared, admission: Admission) -> GenerationRequest:
@@ -114,4 +143,23 @@ def _request(prepared: Prepared, admission: Admission) -> GenerationRequest:
         first_token_deadline=admission.deadlines.first_token,
         queue_requests=tenant.queue_requests,
         queue_tokens=tenant.queue_tokens,
+    )
+
+
+def _describe(trace: RequestTrace, prepared: Prepared, request: GenerationRequest) -> None:
+    sampling = request.sampling
+    trace.describe(
+        prepared.model.id,
+        request.lineage,
+        [node.name for node in request.flow],
+        request.deadline,
+        {
+            semconv.REQUEST_CHOICES: request.n,
+            semconv.REQUEST_MAX_TOKENS: request.max_tokens,
+            semconv.REQUEST_SEED: prepared.request.seed,
+            semconv.REQUEST_STREAM: prepared.request.stream,
+            semconv.REQUEST_TEMPERATURE: sampling.temperature,
+            semconv.REQUEST_TOP_K: sampling.top_k or None,
+            semconv.REQUEST_TOP_P: sampling.top_p,
+        },
     )

@@ -23,14 +23,11 @@ from gateway import logs
 from gateway.app import build_app
 from gateway.config import ServerSettings, Settings, StoreSettings
 from gateway.config_docs import hide_password
-from gateway.event_pump import EventPump
 from gateway.http_protocol import ConnectionLimits, bounded
 from gateway.model_source import ModelSource, executor_factory, find_model, kernel_config
+from gateway.observers import Observers
 from gateway.state import EdgeLimits, Gateway, ServedModel
 from telemetry.clock import Clock, SystemClock
-from telemetry.event_log import EventLog
-from telemetry.metrics import MetricsFold
-from telemetry.tracing import Tracing, exporter
 from tenants.auth import Authenticator
 from tenants.embedded import EmbeddedValkey
 from tenants.store import Store
@@ -68,9 +65,16 @@ async def _run(settings: Settings, listener: socket.socket) -> int:
         source = await asyncio.to_thread(find_model, settings.model)
         codec = await asyncio.to_thread(TextCodec.load, source.path)
         clock = SystemClock()
-        tracing = Tracing(clock, exporter(settings.telemetry.exporter, settings.telemetry.endpoint))
-        engine, metrics = _build_engine(settings, source, clock, tracing)
-        gateway = _build_gateway(settings, engine, codec, metrics, Authenticator(store, clock))
+        observers = Observers(settings, clock)
+        engine = _build_engine(settings, source, clock, observers)
+        gateway = Gateway(
+            models={engine.name: _served(engine, codec)},
+            authenticator=Authenticator(store, clock),
+            clock=clock,
+            metrics=observers.metrics,
+            tracing=observers.tracing,
+            limits=_edge_limits(settings.server),
+        )
         http = _http_server(settings.server, gateway)
         serving = asyncio.create_task(http.serve([listener]))
         logger.info("loading %s as %s on %s", source.path, source.dtype, source.device)
@@ -83,7 +87,8 @@ async def _run(settings: Settings, listener: socket.socket) -> int:
             http.should_exit = True
             await serving
             gateway.close()
-            await asyncio.to_thread(tracing.close)
+            observers.pump.flush()
+            await asyncio.to_thread(observers.tracing.close)
     logger.info("stopped")
     return code
 
@@ -158,14 +163,10 @@ async def _open_store(settings: StoreSettings) -> AsyncIterator[Store]:
 
 
 def _build_engine(
-    settings: Settings, source: ModelSource, clock: Clock, tracing: Tracing
-) -> tuple[Engine, Callable[[], bytes]]:
-    """The engine, and what renders its metrics. Events reach their readers on the loop."""
-    fold = MetricsFold(settings.model.id)
-    log = EventLog(settings.telemetry.event_log_size)
-    pump = EventPump((fold.apply_all, log.extend, tracing.apply_all))
+    settings: Settings, source: ModelSource, clock: Clock, observers: Observers
+) -> Engine:
     kernel = kernel_config(source, settings.kernel)
-    engine = Engine(
+    return Engine(
         settings.model.id,
         kernel,
         executor_factory(source, kernel, settings.model.threads),
@@ -176,42 +177,30 @@ def _build_engine(
             share_prefixes=settings.engine.share_prefixes,
         ),
         salt=(source.revision,),
-        on_events=pump.post,
+        on_events=observers.pump.post,
     )
 
-    def metrics() -> bytes:
-        pump.flush()
-        fold.note_dropped(pump.dropped)
-        return fold.render()
 
-    return engine, metrics
-
-
-def _build_gateway(
-    settings: Settings,
-    engine: Engine,
-    codec: TextCodec,
-    metrics: Callable[[], bytes],
-    authenticator: Authenticator,
-) -> Gateway:
-    server = settings.server
-    model = ServedModel(
-        id=settings.model.id,
+def _served(engine: Engine, codec: TextCodec) -> ServedModel:
+    return ServedModel(
+        id=engine.name,
         engine=engine,
         codec=codec,
         context=engine.status().config.max_context,
         created=int(time.time()),
     )
-    limits = EdgeLimits(
-        max_body_bytes=server.max_body_bytes,
-        body_timeout=server.read_timeout,
-        max_requests=server.max_requests,
-        max_tenant_requests=server.max_tenant_requests,
-        keepalive=server.stream_keepalive,
-        write_timeout=server.write_timeout,
-        workers=server.workers,
+
+
+def _edge_limits(settings: ServerSettings) -> EdgeLimits:
+    return EdgeLimits(
+        max_body_bytes=settings.max_body_bytes,
+        body_timeout=settings.read_timeout,
+        max_requests=settings.max_requests,
+        max_tenant_requests=settings.max_tenant_requests,
+        keepalive=settings.stream_keepalive,
+        write_timeout=settings.write_timeout,
+        workers=settings.workers,
     )
-    return Gateway({model.id: model}, authenticator, SystemClock(), metrics, limits)
 
 
 def _http_server(settings: ServerSettings, gateway: Gateway) -> HttpServer:

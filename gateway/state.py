@@ -9,6 +9,7 @@ from engine.runtime.text.codec import TextCodec
 from gateway.deadlines import TaskDeadlines
 from gateway.slots import Slots
 from telemetry.clock import Clock
+from telemetry.tracing import Tracing
 from tenants.auth import Authenticator
 
 
@@ -44,6 +45,7 @@ class Gateway:
     authenticator: Authenticator
     clock: Clock
     metrics: Callable[[], bytes]
+    tracing: Tracing
     limits: EdgeLimits = EdgeLimits()
     draining: bool = False
     slots: Slots = field(init=False)

@@ -18,9 +18,20 @@ def codec(model_path: Path) -> TextCodec:
 
 
 @pytest.fixture(scope="session")
+def session_environment() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+@pytest.fixture(scope="session")
 def shared_server(
-    codec: TextCodec, tmp_path_factory: pytest.TempPathFactory
+    codec: TextCodec,
+    tmp_path_factory: pytest.TempPathFactory,
+    session_environment: pytest.MonkeyPatch,
 ) -> Iterator[LiveServer]:
+    session_environment.setenv(
+        "OTEL_BSP_SCHEDULE_DELAY", "20"
+    )  # milliseconds until spans are exported
     valkey = EmbeddedValkey(tmp_path_factory.mktemp("valkey"))
     server = LiveServer(
         valkey.start(),

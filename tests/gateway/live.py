@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import httpx
 import uvicorn
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from engine.core.config import KernelConfig
 from engine.core.plan import Join
@@ -20,12 +21,14 @@ from engine.runtime.text.codec import TextCodec
 from engine.sim.executor import SimExecutor
 from engine.sim.profile import LinearProfile
 from gateway.app import build_app
-from gateway.connection import AbortableProtocol
+from gateway.event_pump import EventPump
+from gateway.http_protocol import ConnectionLimits, bounded
 from gateway.state import EdgeLimits, Gateway, ServedModel
 from telemetry.clock import SystemClock
 from telemetry.event_log import EventLog
 from telemetry.events import Event, SequenceEnded
 from telemetry.metrics import MetricsFold
+from telemetry.tracing import Tracing
 from tenants.auth import Authenticator
 from tenants.model import ADMIN, Tenant
 from tenants.store import Store
@@ -172,6 +175,10 @@ class LiveServer:
     def tighten(self, **limits: object) -> None:
         self.gateway.limits = replace(self._limits, **limits)
 
+    def flush(self) -> None:
+        """Let the event log catch up."""
+        httpx.get(f"{self.url}/metrics").raise_for_status()
+
     def logged(self, kind: type[Event], request: str) -> list[Event]:
         """Events of `kind` of the sequences of one request."""
         return [
@@ -201,14 +208,27 @@ class LiveServer:
         store = await Store.connect(self._store_url)
         await self._fill(store)
         metrics = MetricsFold(MODEL)
-        self.engine = self._engine(metrics)
+        self.spans = InMemorySpanExporter()
+        self.tracing = Tracing(clock, self.spans)
+        pump = EventPump((self.events.extend, metrics.apply_all, self.tracing.apply_all))
+
+        def render() -> bytes:
+            pump.flush()
+            return metrics.render()
+
+        self.engine = self._engine(pump)
         served = ServedModel(MODEL, self.engine, self.codec, CONTEXT, 1_700_000_000)
         self.gateway = Gateway(
-            {MODEL: served}, Authenticator(store, clock), clock, metrics.render, self._limits
+            {MODEL: served},
+            Authenticator(store, clock),
+            clock,
+            render,
+            self.tracing,
+            self._limits,
         )
         config = uvicorn.Config(
             build_app(self.gateway),
-            http=AbortableProtocol,
+            http=bounded(ConnectionLimits(200, 65536, 10.0)),
             lifespan="off",
             log_config=None,
             timeout_keep_alive=30,
@@ -221,20 +241,17 @@ class LiveServer:
         await serving
         await self.engine.stop(0)
         self.gateway.close()
+        self.tracing.close()
         await store.close()
         self._socket.close()
 
-    def _engine(self, metrics: MetricsFold) -> Engine:
+    def _engine(self, pump: EventPump) -> Engine:
         kernel = KernelConfig(
             num_blocks=1024,
             max_running=8,
             max_context=CONTEXT,
             vocab_size=self.codec.vocab_size,
         )
-
-        def publish(events: list[Event]) -> None:
-            self.events.extend(events)
-            metrics.apply_all(events)
 
         return Engine(
             MODEL,
@@ -243,7 +260,7 @@ class LiveServer:
             SystemClock(),
             host=self._host,
             salt=("sim",),
-            on_events=publish,
+            on_events=pump.post,
         )
 
     async def _fill(self, store: Store) -> None:

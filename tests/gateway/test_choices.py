@@ -110,7 +110,7 @@ def test_a_failure_is_no_finish_reason(codec):
 def test_usage_sums_outputs_and_counts_the_prompt_once(codec):
     all_choices, _ = choices(codec, n=2)
     all_choices.absorb([ended(Cause.STOP, 4), ended(Cause.LENGTH, 9, sequence=11)])
-    assert all_choices.usage() == {
+    assert all_choices.usage().on_the_wire() == {
         "prompt_tokens": 7,
         "completion_tokens": 13,
         "total_tokens": 20,

@@ -136,6 +136,7 @@ def test_bad_parameters_are_400_quickly_and_reach_no_engine(server, more, param)
         response = chat(client, **more)
         assert time.perf_counter() - began < 1
         assert error(response, 400)["param"] == param
+        server.flush()
         assert not server.logged(SequenceArrived, response.headers["x-request-id"])
 
 
@@ -228,6 +229,7 @@ def test_a_deadline_in_the_past_is_504_at_once(server, name, stream):
         )
         assert error(response, 504)["code"] == "deadline_exceeded"
         assert response.headers["x-should-retry"] == "false"
+        server.flush()
         assert not server.logged(SequenceArrived, response.headers["x-request-id"])
 
 
