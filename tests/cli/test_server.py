@@ -33,6 +33,7 @@ class ServerProcess:
             "WATERMASTER_SERVER_PORT": "0",
             "WATERMASTER_KERNEL_KV_MEMORY": str(256 << 20),
             "WATERMASTER_LOG_FORMAT": "json",
+            "WATERMASTER_MODEL_THREADS": "1",  # several suffer when other processes are busy
             **variables,
         }
         self._command = [sys.executable, "-c", "from gateway.cli import main; main()"]
