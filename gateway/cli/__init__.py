@@ -6,6 +6,7 @@ completion answer at once; commands import what they need when they run.
 
 import click
 
+from gateway.cli.bench import bench
 from gateway.cli.config import config
 from gateway.cli.demo import demo
 from gateway.cli.keys import keys
@@ -30,5 +31,5 @@ def main() -> None:
     """  # noqa: D301 - click reads the backspace
 
 
-for command in (serve, model, tenants, keys, demo, config):
+for command in (serve, model, tenants, keys, demo, config, bench):
     main.add_command(command)
