@@ -35,11 +35,8 @@ class Answer:
             prepared.request.stop,
             frozenset(prepared.sampling.stop_token_ids),
         )
-        self._identity: dict[str, Any] = {
-            "id": f"{shape.id_prefix}{uuid.uuid4().hex}",
-            "created": created,
-            "model": prepared.model.id,
-        }
+        self._id = f"{shape.id_prefix}{uuid.uuid4().hex}"
+        self._created = created
 
     async def whole(self, send: Send) -> None:
         """Answer in one piece. Raises ApiError when a choice fails."""
@@ -50,8 +47,9 @@ class Answer:
             if self._choices.failure:
                 raise await self._error()
         choices = [self._shape.whole(self._model, deltas[index]) for index in sorted(deltas)]
-        answer = {"object": self._shape.whole_object, **self._identity, "choices": choices}
-        await send_json(send, {**answer, "usage": self._choices.usage().on_the_wire()})
+        answer = self._envelope(self._shape.whole_object, choices)
+        answer["usage"] = self._choices.usage().on_the_wire()
+        await send_json(send, answer)
 
     async def stream(self, events: EventStream) -> ApiError | None:
         """Answer as events; returns the error that ended the stream in-band, if one did.
@@ -78,7 +76,7 @@ class Answer:
         """What a trace says of the answer."""
         usage = self._choices.usage()
         return {
-            semconv.RESPONSE_ID: self._identity["id"],
+            semconv.RESPONSE_ID: self._id,
             semconv.RESPONSE_MODEL: self._model.id,
             semconv.RESPONSE_FINISH_REASONS: self._choices.finish_reasons,
             semconv.USAGE_INPUT_TOKENS: usage.prompt,
@@ -94,7 +92,7 @@ class Answer:
         ]
 
     def _chunk(self, choices: list[dict[str, object]]) -> dict[str, object]:
-        chunk = {"object": self._shape.chunk_object, **self._identity, "choices": choices}
+        chunk = self._envelope(self._shape.chunk_object, choices)
         if self._include_usage:
             chunk["usage"] = None
         return chunk
@@ -105,6 +103,15 @@ class Answer:
             if self._include_usage
             else []
         )
+
+    def _envelope(self, kind: str, choices: list[dict[str, object]]) -> dict[str, object]:
+        return {
+            "id": self._id,
+            "object": kind,
+            "created": self._created,
+            "model": self._model.id,
+            "choices": choices,
+        }
 
     async def _error(self) -> ApiError:
         """The first failure; the other choices are ended first, so that usage is complete."""

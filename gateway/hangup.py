@@ -4,7 +4,6 @@ No framework cancels a handler that is not writing, so we watch `receive()` ours
 """
 
 import asyncio
-from contextlib import suppress
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -50,8 +49,9 @@ class Hangup:
         trace: TracebackType | None,
     ) -> None:
         self._watcher.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._watcher
+        await asyncio.wait((self._watcher,))
+        if not self._watcher.cancelled():
+            self._watcher.result()  # a fault of its own is not to pass unseen
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

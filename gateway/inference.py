@@ -1,6 +1,5 @@
 """One model call from HTTP to the engine and back; the ASGI endpoint of both shapes."""
 
-import asyncio
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,9 +80,9 @@ class Inference:
         return Admission(principal, lineage, resolve(instants, timeouts, call.arrived, ceiling))
 
     async def _prepare(self, body: bytes, principal: Principal) -> Prepared:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            self._gateway.workers, prepare, self._shape, body, principal, self._gateway.models
+        gateway, tenant = self._gateway, principal.tenant.id
+        return await gateway.workers.run(
+            tenant, prepare, self._shape, body, principal, gateway.models
         )
 
     async def _serve(

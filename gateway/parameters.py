@@ -203,7 +203,7 @@ def render_document() -> str:
             f"| `{parameter.name}` | {parameter.treatment} | {_describe(parameter)} |"
             for parameter in sorted(parameters, key=lambda parameter: parameter.name)
         ]
-    return "\n".join(sections) + "\n"
+    return "\n".join([*sections, _HEADERS])
 
 
 def _describe(parameter: Parameter) -> str:
@@ -229,6 +229,25 @@ out its defaults works. A name that is not listed is refused with code `unknown_
 means the same as leaving the parameter out, except where the table says otherwise.
 
 This page is generated from `gateway/parameters.py`."""
+
+_HEADERS = """
+## Request headers
+
+- `x-task-id`, `x-run-id`, `x-attempt-id`, `x-request-id`: whom the call belongs to, for cancellation
+  and traces. 1 to 128 of `A-Z a-z 0-9 . _ : @ + = -`, starting with a letter or a digit. One that is
+  left out stands for the call alone. `x-request-id` is echoed.
+- `x-deadline`: the instant after which the answer is worth nothing, in RFC 3339 or as Unix
+  milliseconds; at most 31 days ahead.
+- `x-timeout-ms`: the same as the time that is left, in whole milliseconds. The earlier of the two
+  counts, within the tenant's ceiling.
+- `x-first-token-deadline`, `x-first-token-timeout-ms`: the same for the first token; missed before
+  any output, the answer is a 504.
+- `traceparent`: the caller's span, of which the call becomes a child.
+
+Stock clients send the same headers again when they retry. With `x-task-id`, the first
+`x-timeout-ms` of a task fixes when the task ends: later calls under it can end earlier, not later.
+Without one, `x-timeout-ms` counts anew in each attempt; use `x-deadline` for a limit over all.
+"""
 
 
 if __name__ == "__main__":

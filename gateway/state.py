@@ -1,13 +1,13 @@
 """What the HTTP edge works with. Built by the composition root, used from one event loop."""
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from engine.host.engine import Engine
 from engine.runtime.text.codec import TextCodec
 from gateway.deadlines import TaskDeadlines
 from gateway.slots import Slots
+from gateway.workers import Workers
 from telemetry.clock import Clock
 from telemetry.tracing import Tracing
 from tenants.auth import Authenticator
@@ -49,13 +49,13 @@ class Gateway:
     limits: EdgeLimits = EdgeLimits()
     draining: bool = False
     slots: Slots = field(init=False)
-    workers: ThreadPoolExecutor = field(init=False)
+    workers: Workers = field(init=False)
     task_deadlines: TaskDeadlines = field(default_factory=TaskDeadlines)
 
     def __post_init__(self) -> None:
         self.slots = Slots(self.limits.max_requests, self.limits.max_tenant_requests)
-        self.workers = ThreadPoolExecutor(self.limits.workers, thread_name_prefix="tokenise")
+        self.workers = Workers(self.limits.workers)
 
     def close(self) -> None:
         """Stop the worker threads; what they are at is finished first."""
-        self.workers.shutdown(wait=True, cancel_futures=True)
+        self.workers.close()
