@@ -29,11 +29,12 @@ from gateway.observers import Observers
 from gateway.state import EdgeLimits, Gateway, ServedModel
 from telemetry.clock import Clock, SystemClock
 from tenants.auth import Authenticator
-from tenants.embedded import EmbeddedValkey
-from tenants.store import Store
+from tenants.embedded import EmbeddedStoreError, EmbeddedValkey
+from tenants.store import Store, StoreUnavailable
 
 CLOSING_SECONDS = 5  # for answers in flight to leave after the engine has stopped
 KEEP_ALIVE = 30  # seconds an idle connection is kept for its caller's next request
+STORE_CHECK_SECONDS = 2.0  # known keys go on working meanwhile
 SPARE_FILES = 256  # descriptors beside those of connections
 
 logger = logging.getLogger("watermaster")
@@ -149,17 +150,43 @@ class _Signals:
 @asynccontextmanager
 async def _open_store(settings: StoreSettings) -> AsyncIterator[Store]:
     """The configured store, or the embedded one, which stops last unless others use it."""
-    embedded = None if settings.url else EmbeddedValkey(settings.data_dir)
-    url = await asyncio.to_thread(embedded.start) if embedded else settings.url
-    try:
-        store = await Store.connect(url)
-        try:
+    if settings.url:
+        async with _connected(settings.url) as store:
             yield store
-        finally:
-            await store.close()
+        return
+    embedded = EmbeddedValkey(settings.data_dir)
+    try:
+        async with _connected(await asyncio.to_thread(embedded.start)) as store:
+            care = asyncio.create_task(_keep_running(embedded, store))
+            try:
+                yield store
+            finally:
+                care.cancel()
     finally:
-        if embedded:
-            await asyncio.to_thread(embedded.stop)
+        await asyncio.to_thread(embedded.stop)
+
+
+@asynccontextmanager
+async def _connected(url: str) -> AsyncIterator[Store]:
+    store = await Store.connect(url)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def _keep_running(embedded: EmbeddedValkey, store: Store) -> None:
+    """Start the embedded store again when it is gone, since nobody else looks after it."""
+    while True:
+        await asyncio.sleep(STORE_CHECK_SECONDS)
+        try:
+            await store.ping()
+        except StoreUnavailable as lost:
+            logger.warning("the embedded store is gone and is started again: %s", lost)
+            try:
+                await asyncio.to_thread(embedded.start)
+            except EmbeddedStoreError as error:
+                logger.warning("the embedded store does not start: %s", error)
 
 
 def _build_engine(

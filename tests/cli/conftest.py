@@ -1,6 +1,7 @@
 """The command line, run in this process against a real embedded store in a folder of its own."""
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ Run = Callable[..., Result]
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """`run("tenants", "list", code=0)`: run a command and check its exit code."""
     monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("WATERMASTER_")]:
+        monkeypatch.delenv(name)  # the developer's own settings
 
     def call(*arguments: str, code: int = 0) -> Result:
         result = CliRunner().invoke(main, arguments)

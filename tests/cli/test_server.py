@@ -23,13 +23,18 @@ READY_SECONDS = 60.0
 LONG = {"max_tokens": 4000, "ignore_eos": True}
 
 
+def plain_environment() -> dict[str, str]:
+    """Without the developer's own settings."""
+    return {name: v for name, v in os.environ.items() if not name.startswith("WATERMASTER_")}
+
+
 class ServerProcess:
     """`watermaster serve` in `folder`, on a port that the system picks."""
 
-    def __init__(self, folder: Path, **variables: str) -> None:
+    def __init__(self, folder: Path, model: Path, **variables: str) -> None:
         self.log = folder / "server.log"
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("WATERMASTER_SER")}
-        environment |= {
+        environment = plain_environment() | {
+            "WATERMASTER_MODEL_SOURCE": str(model),
             "WATERMASTER_SERVER_PORT": "0",
             "WATERMASTER_KERNEL_KV_MEMORY": str(256 << 20),
             "WATERMASTER_LOG_FORMAT": "json",
@@ -74,11 +79,11 @@ def folder(tmp_path: Path, model_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def start(folder: Path) -> Iterator[Callable[..., ServerProcess]]:
+def start(folder: Path, model_path: Path) -> Iterator[Callable[..., ServerProcess]]:
     started: list[ServerProcess] = []
 
     def call(**variables: str) -> ServerProcess:
-        started.append(ServerProcess(folder, **variables))
+        started.append(ServerProcess(folder, model_path, **variables))
         return started[-1]
 
     yield call
@@ -88,12 +93,11 @@ def start(folder: Path) -> Iterator[Callable[..., ServerProcess]]:
             server.process.wait()
 
 
-def demo_key(folder: Path) -> str:
+def demo_keys(folder: Path) -> dict[str, str]:
     command = [sys.executable, "-c", "from gateway.cli import main; main()", "demo"]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True)
-    found = re.search(r"WM_GOLD_KEY=(\S+)", (folder / ".watermaster/demo.env").read_text())
-    assert found is not None
-    return found[1]
+    subprocess.run(command, cwd=folder, env=plain_environment(), check=True, capture_output=True)
+    text = (folder / ".watermaster/demo.env").read_text()
+    return {tenant.lower(): key for tenant, key in re.findall(r"WM_(GOLD|BRONZE)_KEY=(\S+)", text)}
 
 
 class Stream(threading.Thread):
@@ -135,7 +139,7 @@ def complete(url: str, key: str) -> httpx.Response:
 
 
 def test_killed_found_again_and_drained(folder: Path, start: Callable[..., ServerProcess]) -> None:
-    key = demo_key(folder)
+    key = demo_keys(folder)["gold"]
     first = start()
     cut = Stream(first.url(), key, **LONG)
     first.process.kill()
@@ -170,10 +174,27 @@ def test_killed_found_again_and_drained(folder: Path, start: Callable[..., Serve
     assert key.rpartition("-")[2] not in second.log.read_text()
 
 
+def test_an_embedded_store_that_dies_is_started_again(
+    folder: Path, start: Callable[..., ServerProcess]
+) -> None:
+    keys = demo_keys(folder)
+    server = start()
+    url = server.url()
+    assert complete(url, keys["gold"]).status_code == 200
+    os.kill(int((folder / ".watermaster/valkey.pid").read_text()), signal.SIGKILL)
+    unseen = complete(url, keys["bronze"])  # nobody can say whether this key is good
+    assert (unseen.status_code, unseen.json()["error"]["code"]) == (503, "store_unavailable")
+    assert complete(url, keys["gold"]).status_code == 200  # a key seen lately works meanwhile
+    end = time.monotonic() + 30
+    while complete(url, keys["bronze"]).status_code != 200:
+        assert time.monotonic() < end, server.log.read_text()
+        time.sleep(0.2)
+
+
 def test_what_outlives_the_grace_period_ends_with_an_error(
     folder: Path, start: Callable[..., ServerProcess]
 ) -> None:
-    key = demo_key(folder)
+    key = demo_keys(folder)["gold"]
     server = start(WATERMASTER_SERVER_DRAIN_GRACE="0.2")
     endless = Stream(server.url(), key, **LONG)
     server.process.send_signal(signal.SIGINT)
