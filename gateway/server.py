@@ -8,11 +8,10 @@ what is left ends with an error of its own, then everything closes in reverse or
 import asyncio
 import logging
 import resource
-import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import uvicorn
 import uvloop
@@ -21,20 +20,19 @@ from engine.host.engine import Engine, HostConfig
 from engine.runtime.text.codec import TextCodec
 from gateway import logs
 from gateway.app import build_app
-from gateway.config import ServerSettings, Settings, StoreSettings
+from gateway.config import ServerSettings, Settings
 from gateway.config_docs import hide_password
 from gateway.http_protocol import ConnectionLimits, bounded
+from gateway.lifecycle import Signals, drain, until_over
 from gateway.model_source import ModelSource, executor_factory, find_model, kernel_config
 from gateway.observers import Observers
 from gateway.state import EdgeLimits, Gateway, ServedModel
+from gateway.store_access import open_store
 from telemetry.clock import Clock, SystemClock
 from tenants.auth import Authenticator
-from tenants.embedded import EmbeddedStoreError, EmbeddedValkey
-from tenants.store import Store, StoreUnavailable
 
 CLOSING_SECONDS = 5  # for answers in flight to leave after the engine has stopped
 KEEP_ALIVE = 30  # seconds an idle connection is kept for its caller's next request
-STORE_CHECK_SECONDS = 2.0  # known keys go on working meanwhile
 SPARE_FILES = 256  # descriptors beside those of connections
 
 logger = logging.getLogger("watermaster")
@@ -61,8 +59,8 @@ def run(settings: Settings, listener: socket.socket) -> int:
 
 
 async def _run(settings: Settings, listener: socket.socket) -> int:
-    signals = _Signals()
-    async with _open_store(settings.store) as store:
+    signals = Signals()
+    async with open_store(settings.store) as store:
         source = await asyncio.to_thread(find_model, settings.model)
         codec = await asyncio.to_thread(TextCodec.load, source.path)
         clock = SystemClock()
@@ -81,9 +79,9 @@ async def _run(settings: Settings, listener: socket.socket) -> int:
         logger.info("loading %s as %s on %s", source.path, source.dtype, source.device)
         engine.start()
         try:
-            code = await _until_over(engine, signals, lambda: _announce(settings, engine, listener))
+            code = await until_over(engine, signals, lambda: _announce(settings, engine, listener))
             gateway.draining = True
-            await _drain(engine, signals, settings.server.drain_grace)
+            await drain(engine, signals, settings.server.drain_grace)
         finally:
             http.should_exit = True
             await serving
@@ -92,101 +90,6 @@ async def _run(settings: Settings, listener: socket.socket) -> int:
             await asyncio.to_thread(observers.tracing.close)
     logger.info("stopped")
     return code
-
-
-async def _until_over(engine: Engine, signals: "_Signals", announce: Callable[[], None]) -> int:
-    """Wait for a signal (returns 0) or for the engine to fail for good (returns 1)."""
-    failed = asyncio.create_task(engine.failed())
-    signalled = asyncio.create_task(signals.first.wait())
-    ready = asyncio.create_task(engine.ready())
-    try:
-        await asyncio.wait({failed, signalled, ready}, return_when=asyncio.FIRST_COMPLETED)
-        if ready.done() and ready.exception() is None:
-            announce()
-            await asyncio.wait({failed, signalled}, return_when=asyncio.FIRST_COMPLETED)
-        if signals.first.is_set():
-            return 0
-        logger.error("the engine is beyond recovery, so the server ends: %s", await failed)
-        return 1
-    finally:
-        for task in (failed, signalled, ready):
-            task.cancel()
-
-
-async def _drain(engine: Engine, signals: "_Signals", grace: float) -> None:
-    """Stop the engine; a second signal cuts the grace period short."""
-    logger.info("draining: no new work, and running work ends within %g s", grace)
-    stopping = asyncio.create_task(engine.stop(grace))
-    cut = asyncio.create_task(signals.second.wait())
-    await asyncio.wait({stopping, cut}, return_when=asyncio.FIRST_COMPLETED)
-    cut.cancel()
-    if stopping.done():
-        stopping.result()
-        return
-    logger.warning("told to stop again: ending what still runs")
-    stopping.cancel()
-    await engine.stop(0)
-
-
-class _Signals:
-    """SIGTERM and SIGINT as events: the first, the second; a third does what it does by default."""
-
-    def __init__(self) -> None:
-        self.first = asyncio.Event()
-        self.second = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, self._arrived)
-
-    def _arrived(self) -> None:
-        if not self.first.is_set():
-            self.first.set()
-            return
-        self.second.set()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.remove_signal_handler(number)
-
-
-@asynccontextmanager
-async def _open_store(settings: StoreSettings) -> AsyncIterator[Store]:
-    """The configured store, or the embedded one, which stops last unless others use it."""
-    if settings.url:
-        async with _connected(settings.url) as store:
-            yield store
-        return
-    embedded = EmbeddedValkey(settings.data_dir)
-    try:
-        async with _connected(await asyncio.to_thread(embedded.start)) as store:
-            care = asyncio.create_task(_keep_running(embedded, store))
-            try:
-                yield store
-            finally:
-                care.cancel()
-    finally:
-        await asyncio.to_thread(embedded.stop)
-
-
-@asynccontextmanager
-async def _connected(url: str) -> AsyncIterator[Store]:
-    store = await Store.connect(url)
-    try:
-        yield store
-    finally:
-        await store.close()
-
-
-async def _keep_running(embedded: EmbeddedValkey, store: Store) -> None:
-    """Start the embedded store again when it is gone, since nobody else looks after it."""
-    while True:
-        await asyncio.sleep(STORE_CHECK_SECONDS)
-        try:
-            await store.ping()
-        except StoreUnavailable as lost:
-            logger.warning("the embedded store is gone and is started again: %s", lost)
-            try:
-                await asyncio.to_thread(embedded.start)
-            except EmbeddedStoreError as error:
-                logger.warning("the embedded store does not start: %s", error)
 
 
 def _build_engine(

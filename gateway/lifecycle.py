@@ -1,0 +1,63 @@
+"""How long a server lives: until a signal or a lost engine, and how it then winds down."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable
+
+from engine.host.engine import Engine
+
+logger = logging.getLogger("watermaster")
+
+
+class Signals:
+    """SIGTERM and SIGINT as events: the first, the second; a third does what it does by default."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._arrived)
+
+    def _arrived(self) -> None:
+        if not self.first.is_set():
+            self.first.set()
+            return
+        self.second.set()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.remove_signal_handler(number)
+
+
+async def until_over(engine: Engine, signals: Signals, announce: Callable[[], None]) -> int:
+    """Wait for a signal (returns 0) or for the engine to fail for good (returns 1)."""
+    failed = asyncio.create_task(engine.failed())
+    signalled = asyncio.create_task(signals.first.wait())
+    ready = asyncio.create_task(engine.ready())
+    try:
+        await asyncio.wait({failed, signalled, ready}, return_when=asyncio.FIRST_COMPLETED)
+        if ready.done() and ready.exception() is None:
+            announce()
+            await asyncio.wait({failed, signalled}, return_when=asyncio.FIRST_COMPLETED)
+        if signals.first.is_set():
+            return 0
+        logger.error("the engine is beyond recovery, so the server ends: %s", await failed)
+        return 1
+    finally:
+        for task in (failed, signalled, ready):
+            task.cancel()
+
+
+async def drain(engine: Engine, signals: Signals, grace: float) -> None:
+    """Stop the engine; a second signal cuts the grace period short."""
+    logger.info("draining: no new work, and running work ends within %g s", grace)
+    stopping = asyncio.create_task(engine.stop(grace))
+    cut = asyncio.create_task(signals.second.wait())
+    await asyncio.wait({stopping, cut}, return_when=asyncio.FIRST_COMPLETED)
+    cut.cancel()
+    if stopping.done():
+        stopping.result()
+        return
+    logger.warning("told to stop again: ending what still runs")
+    stopping.cancel()
+    await engine.stop(0)
