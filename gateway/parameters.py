@@ -50,7 +50,7 @@ def _refused(name: str, note: str, *neutral: Any) -> Parameter:
 _MODEL = _honoured("model", "Required: one of `GET /v1/models`.", nullable=False)
 _SAMPLING = (
     _honoured("temperature", "0 to 2, default 1; 0 is greedy."),
-    _honoured("top_p", "Over 0, up to 1; default 1."),
+    _honoured("top_p", "0 to 1, default 1."),
     _honoured("presence_penalty", "-2 to 2, default 0."),
     _honoured("frequency_penalty", "-2 to 2, default 0."),
     _honoured("logit_bias", "Token id to bias, -100 to 100, at most 300 entries."),
@@ -84,7 +84,11 @@ CHAT = (
     _honoured("messages", "1 to 2048 messages; see below.", nullable=False),
     *_SAMPLING,
     _honoured("max_completion_tokens", _MAX_TOKENS, nullable=False),
-    _honoured("max_tokens", "The old name of `max_completion_tokens`. Send one.", nullable=False),
+    _honoured(
+        "max_tokens",
+        "The old name of `max_completion_tokens`; send one. null is refused.",
+        nullable=False,
+    ),
     _honoured("logprobs", "Boolean."),
     _honoured("top_logprobs", "0 to 20, only with `logprobs`."),
     *_EXTENSIONS,
@@ -210,7 +214,7 @@ def _describe(parameter: Parameter) -> str:
     if not parameter.neutral:
         return parameter.note
     passing = ", ".join(f"`{json.dumps(value)}`" for value in parameter.neutral)
-    return f"{parameter.note} {passing} passes."
+    return f"{parameter.note} {passing} {'pass' if len(parameter.neutral) > 1 else 'passes'}."
 
 
 _TABLES = (
@@ -233,9 +237,9 @@ This page is generated from `gateway/parameters.py`."""
 _HEADERS = """
 ## Request headers
 
-- `x-task-id`, `x-run-id`, `x-attempt-id`, `x-request-id`: whom the call belongs to, for cancellation
-  and traces. 1 to 128 of `A-Z a-z 0-9 . _ : @ + = -`, starting with a letter or a digit. One that is
-  left out stands for the call alone. `x-request-id` is echoed.
+- `x-task-id`, `x-run-id`, `x-attempt-id`, `x-request-id`: whom the call belongs to, for
+  cancellation and traces. 1 to 128 of `A-Z a-z 0-9 . _ : @ + = -`, starting with a letter or a
+  digit. One that is left out stands for the call alone. `x-request-id` is echoed.
 - `x-deadline`: the instant after which the answer is worth nothing, in RFC 3339 or as Unix
   milliseconds; at most 31 days ahead.
 - `x-timeout-ms`: the same as the time that is left, in whole milliseconds. The earlier of the two

@@ -118,7 +118,7 @@ class GenerationParameters(Wire):
     stream: bool = False
     stream_options: StreamOptions | None = None
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
+    top_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 1.0
     top_k: Annotated[int, Field(ge=0, lt=2**31)] = 0
     min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
     repetition_penalty: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] = 1.0

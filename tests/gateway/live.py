@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from engine.core.config import KernelConfig
 from engine.core.plan import Join
 from engine.host.engine import Engine, HostConfig
+from engine.host.worker import AnyExecutor
 from engine.runtime.text.codec import TextCodec
 from engine.sim.executor import SimExecutor
 from engine.sim.profile import LinearProfile
@@ -203,6 +204,12 @@ class LiveServer:
         eventually(lambda: self.gateway.slots.held == 0)
         eventually(idle)
 
+    def executor(self, kernel: KernelConfig) -> AnyExecutor:
+        """What computes; built on the engine thread."""
+        return SimExecutor(
+            INSTANT, self.model.draw, self.model.advance, block_size=kernel.block_size
+        )
+
     async def _main(self) -> None:
         clock = SystemClock()
         store = await Store.connect(self._store_url)
@@ -256,7 +263,7 @@ class LiveServer:
         return Engine(
             MODEL,
             kernel,
-            lambda: SimExecutor(INSTANT, self.model.draw, self.model.advance),
+            lambda: self.executor(kernel),
             SystemClock(),
             host=self._host,
             salt=("sim",),

@@ -39,7 +39,7 @@ BAD_VALUES = [
     ("temperature", -0.1),
     ("temperature", 2.5),
     ("temperature", "hot"),
-    ("top_p", 0),
+    ("top_p", -0.1),
     ("top_p", 1.01),
     ("top_k", -1),
     ("min_p", 1.5),
