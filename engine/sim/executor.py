@@ -1,125 +1,150 @@
-"""A simulated executor behind the production seam: time from a cost profile, tokens from a hash.
+"""A simulated executor behind the production seam: time from a cost profile, tokens from a rule.
 
 It keeps the same per-slot state as a real executor and refuses plans that a real one could not
 run, so that the kernel is tested against the contract and not against leniency.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
-from engine.core.plan import Join, StepPlan, StepResult
+from engine.core.plan import BoolArray, IntArray, Join, LongArray, StepPlan, StepResult
 from engine.sim.profile import CostProfile, StepShape
+from engine.sim.tokens import PerToken, TokenRule, TokenSource, counting_tokens
+
+__all__ = ["PlanError", "SimExecutor", "TokenRule", "counting_tokens", "shape_of"]
+
+EMPTY = -1
 
 
 class PlanError(Exception):
     """A plan that no executor could run; a fault of the kernel."""
 
 
-@dataclass(slots=True)
-class _Slot:
-    join: Join
-    tokens: list[int]
-    blocks: list[int]
-
-    @property
-    def output(self) -> int:
-        """Output tokens so far."""
-        return len(self.tokens) - self.join.prompt_length
-
-
-TokenRule = Callable[[Join, int], int]
-
-
-def counting_tokens(vocab_size: int) -> TokenRule:
-    """Token i of a sequence is a function of its seed, prompt and i alone; never a stop token."""
-
-    def draw(join: Join, index: int) -> int:
-        mixed = (join.sampling.seed * 1_000_003 + int(join.tokens[0]) * 7919 + index * 31) & 0xFFFF
-        token = mixed % vocab_size
-        banned = join.sampling.stop_token_ids
-        while token in banned:
-            token = (token + 1) % vocab_size
-        return token
-
-    return draw
-
-
 class SimExecutor:
-    """Runs plans in virtual time. `advance` moves the clock by a step's duration on wait."""
+    """Runs plans in virtual time. `advance` moves the clock by a step's duration on wait.
+
+    `draw` says what the model answers: a `TokenSource`, or a function of (join, output index).
+    """
 
     def __init__(
         self,
         profile: CostProfile,
-        draw: TokenRule,
+        draw: TokenSource | TokenRule,
         advance: Callable[[int], None],
         *,
         block_size: int = 16,
         accept: Callable[[int, int], int] = lambda _sequence, drafts: drafts // 2,
     ) -> None:
         self._profile = profile
-        self._draw = draw
+        self._source: TokenSource = PerToken(draw) if callable(draw) else draw
         self._advance = advance
         self._block_size = block_size
         self._accept = accept
-        self._slots: dict[int, _Slot] = {}
+        self._ids: LongArray = np.full(64, EMPTY, np.int64)  # sequence of a slot
+        self._known: IntArray = np.zeros(64, np.int32)  # its tokens so far
+        self._prompt: IntArray = np.zeros(64, np.int32)
+        self._room: IntArray = np.zeros(64, np.int32)  # positions that its blocks can hold
 
     def launch(self, plan: StepPlan) -> StepResult:
         """Compute the plan's effect at once; its time passes in `wait`."""
         for slot in plan.left:
-            del self._slots[slot]
+            if self._id_at(slot) == EMPTY:
+                raise PlanError(f"slot {slot} is left while empty")
+            self._ids[slot] = EMPTY
         for join in plan.joined:
-            if join.slot in self._slots:
-                raise PlanError(f"slot {join.slot} is joined while in use")
-            self._slots[join.slot] = _Slot(join, join.tokens.tolist(), join.blocks.tolist())
-        for slot, block in zip(plan.grown_slots.tolist(), plan.grown_blocks.tolist(), strict=True):
-            self._slots[slot].blocks.append(block)
-        return self._compute(plan)
+            self._join(join)
+        if len(plan.grown_slots):
+            self._grow(plan.grown_slots)
+        self._check(plan)
+        counts, tokens = self._draw(plan)
+        duration = self._profile.duration(shape_of(plan, self._block_size))
+        return StepResult(plan.step, counts, tokens, duration)
 
     def wait(self, ticket: StepResult) -> StepResult:
         """Let the step's time pass."""
         self._advance(ticket.duration)
         return ticket
 
-    def _compute(self, plan: StepPlan) -> StepResult:
-        counts: list[int] = []
-        tokens: list[int] = []
-        for row in range(len(plan.slots)):
-            drawn = self._row(plan, row)
-            counts.append(len(drawn))
-            tokens.extend(drawn)
-        return StepResult(
-            step=plan.step,
-            token_counts=np.asarray(counts, np.int32),
-            tokens=np.asarray(tokens, np.int32),
-            duration=self._profile.duration(_shape(plan)),
-        )
+    def _join(self, join: Join) -> None:
+        slot = join.slot
+        if self._id_at(slot) != EMPTY:
+            raise PlanError(f"slot {slot} is joined while in use")
+        self._ids[slot] = join.sequence
+        self._known[slot] = len(join.tokens)
+        self._prompt[slot] = join.prompt_length
+        self._room[slot] = len(join.blocks) * self._block_size
+        self._source.join(join)
 
-    def _row(self, plan: StepPlan, row: int) -> list[int]:
-        slot = self._slots[int(plan.slots[row])]
-        start, count = int(plan.starts[row]), int(plan.counts[row])
-        drafts = int(plan.drafts[row])
-        if slot.join.sequence != int(plan.sequences[row]):
-            raise PlanError(f"slot {plan.slots[row]} holds another sequence")
-        if start + count - drafts > len(slot.tokens):
-            raise PlanError(f"sequence {slot.join.sequence} has no token at {start + count - 1}")
-        if start + count > len(slot.blocks) * self._block_size:
-            raise PlanError(f"sequence {slot.join.sequence} has no block at {start + count - 1}")
-        if not plan.samples[row]:
-            return []
-        accepted = 1 + (self._accept(slot.join.sequence, drafts) if drafts else 0)
-        drawn = [self._draw(slot.join, slot.output + i) for i in range(accepted)]
-        slot.tokens.extend(drawn)
-        return drawn
+    def _id_at(self, slot: int) -> int:
+        while slot >= len(self._ids):
+            more = len(self._ids)
+            self._ids = np.concatenate([self._ids, np.full(more, EMPTY, np.int64)])
+            self._known, self._prompt, self._room = (
+                np.concatenate([array, np.zeros(more, np.int32)])
+                for array in (self._known, self._prompt, self._room)
+            )
+        return int(self._ids[slot])
+
+    def _grow(self, slots: IntArray) -> None:
+        if (self._ids[slots] == EMPTY).any():
+            raise PlanError(f"slot {_first(slots, self._ids[slots] == EMPTY)} grows while empty")
+        np.add.at(self._room, slots, self._block_size)
+
+    def _check(self, plan: StepPlan) -> None:
+        """Every row belongs to its slot's sequence and has its tokens and blocks."""
+        slots = plan.slots
+        ends = plan.starts + plan.counts
+        foreign = self._ids[slots] != plan.sequences
+        unknown = ends - plan.drafts > self._known[slots]
+        homeless = ends > self._room[slots]
+        if foreign.any():
+            raise PlanError(f"slot {_first(slots, foreign)} holds another sequence")
+        if unknown.any():
+            at = int(np.flatnonzero(unknown)[0])
+            raise PlanError(f"sequence {plan.sequences[at]} has no token at {ends[at] - 1}")
+        if homeless.any():
+            at = int(np.flatnonzero(homeless)[0])
+            raise PlanError(f"sequence {plan.sequences[at]} has no block at {ends[at] - 1}")
+
+    def _draw(self, plan: StepPlan) -> tuple[IntArray, IntArray]:
+        """Tokens drawn by each row, and the tokens."""
+        counts = plan.samples.astype(np.int32)
+        if plan.drafts.any():
+            for row in np.flatnonzero(plan.samples & (plan.drafts > 0)).tolist():
+                counts[row] += self._accept(int(plan.sequences[row]), int(plan.drafts[row]))
+        slots = np.repeat(plan.slots, counts)
+        first = np.repeat(np.cumsum(counts) - counts, counts)
+        places = np.arange(len(slots), dtype=np.int32) - first
+        indices = self._known[slots] - self._prompt[slots] + places
+        self._known[plan.slots] += counts
+        return counts, self._source.draw(slots, indices)
 
 
-def _shape(plan: StepPlan) -> StepShape:
-    decode = plan.counts - plan.drafts == 1
-    prefill = plan.counts > 1
-    ends = plan.starts + plan.counts
+def shape_of(plan: StepPlan, block_size: int) -> StepShape:
+    """What the time of a planned step depends on."""
+    counts, ends = plan.counts, plan.starts + plan.counts
+    decode = counts - plan.drafts == 1
+    tokens = context = 0
+    prefill = ~decode & (counts > 0)
+    if prefill.any():
+        tokens, context = _prefill(plan, prefill)
+    out = sum(1 for transfer in plan.transfers if transfer.to_host)
     return StepShape(
-        prefill_tokens=int(plan.counts[prefill & (plan.drafts == 0)].sum()),
+        prefill_tokens=tokens,
+        prefill_context=context,
         decode_sequences=int(decode.sum()),
         context_tokens=int(ends[decode].sum()),
+        tokens_out=out * block_size,
+        tokens_in=(len(plan.transfers) - out) * block_size,
     )
+
+
+def _prefill(plan: StepPlan, rows: BoolArray) -> tuple[int, int]:
+    """Prefill tokens, and the positions that each of them attends to, summed."""
+    starts, counts = plan.starts[rows].astype(np.int64), plan.counts[rows].astype(np.int64)
+    return int(counts.sum()), int((counts * starts + counts * (counts + 1) // 2).sum())
+
+
+def _first(values: IntArray, where: BoolArray) -> int:
+    return int(values[np.flatnonzero(where)[0]])

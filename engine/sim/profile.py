@@ -6,11 +6,14 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """What a step's time depends on."""
+    """What a step's time depends on. A row of one token counts as decoding."""
 
-    prefill_tokens: int
-    decode_sequences: int
-    context_tokens: int  # summed over the decoding sequences
+    prefill_tokens: int = 0
+    prefill_context: int = 0  # for each prefill token the positions it attends to, summed
+    decode_sequences: int = 0
+    context_tokens: int = 0  # positions attended to, summed over the decoding sequences
+    tokens_out: int = 0  # of KV moved to the host
+    tokens_in: int = 0  # of KV moved back
 
 
 class CostProfile(Protocol):
@@ -22,8 +25,39 @@ class CostProfile(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class HostLink:
+    """The way between device and host memory. Both directions carry at once, each at full rate.
+
+    A step's transfers run while it computes, so the step lasts as long as the longer of the two;
+    without `overlap` the transfers come first and the step lasts as long as both together.
+    """
+
+    bytes_per_second: float = 12e9  # each way
+    bytes_per_token: int = 512 * 1024  # of KV
+    overlap: bool = True
+
+    def milliseconds(self, shape: StepShape) -> float:
+        """Time that the transfers of a step take."""
+        tokens = max(shape.tokens_out, shape.tokens_in)
+        return 1e3 * tokens * self.bytes_per_token / self.bytes_per_second
+
+    def step(self, compute: float, shape: StepShape, overhead: float) -> int:
+        """Nanoseconds of a step that computes for `compute` ms and costs `overhead` ms beside."""
+        moving = self.milliseconds(shape)
+        busy = max(compute, moving) if self.overlap else compute + moving
+        return int((busy + overhead) * 1e6)
+
+
+DEFAULT_LINK = HostLink()
+
+
+@dataclass(frozen=True, slots=True)
 class LinearProfile:
-    """Decode and prefill are each linear; a mixed step adds both. All in milliseconds."""
+    """Decode and prefill are each linear; a mixed step adds both. All in milliseconds.
+
+    `prefill_base` is counted once a step, whatever the number of prompts. `mixed_saving` is taken
+    off a step that does both, for devices that read the weights only once.
+    """
 
     decode_base: float
     decode_sequence: float
@@ -31,22 +65,24 @@ class LinearProfile:
     prefill_base: float
     prefill_token: float
     overhead: float
+    mixed_saving: float = 0.0
+    link: HostLink = DEFAULT_LINK
 
     def duration(self, shape: StepShape) -> int:
         """Nanoseconds that a step of this shape takes."""
-        time = self.overhead
+        time = 0.0
         if shape.decode_sequences:
             time += self.decode_base
             time += self.decode_sequence * shape.decode_sequences
             time += self.decode_context_token * shape.context_tokens
         if shape.prefill_tokens:
-            time += self.prefill_base if not shape.decode_sequences else 0.0
-            time += self.prefill_token * shape.prefill_tokens
-        return int(time * 1e6)
+            time += self.prefill_base + self.prefill_token * shape.prefill_tokens
+            if shape.decode_sequences:
+                time -= self.mixed_saving
+        return self.link.step(time, shape, self.overhead)
 
 
-# Llama-2-7B on an A10G, fitted to the cost profile of the VTC artifact (OSDI 2024). A mixed step
-# counts the prefill intercept once, as the weights are read once.
+# Llama-2-7B on an A10G, fitted to the cost profile of the VTC artifact (Sheng et al., OSDI 2024).
 A10G_LLAMA2_7B = LinearProfile(
     decode_base=16.295,
     decode_sequence=0.2450,
@@ -55,3 +91,6 @@ A10G_LLAMA2_7B = LinearProfile(
     prefill_token=0.21314,
     overhead=2.0,
 )
+
+# Every step lasts one second: for schedules whose right answer is known in steps.
+UNIT_TIME = LinearProfile(0.0, 0.0, 0.0, 0.0, 0.0, overhead=1000.0)
