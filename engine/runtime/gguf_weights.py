@@ -56,9 +56,7 @@ class GgufSource:
     def get(self, name: str) -> Tensor:
         from gguf.quants import dequantize
 
-        stored = self._tensors.get(gguf_name(name))
-        if stored is None:
-            raise WeightsError(f"{self._path} has no tensor '{gguf_name(name)}'")
+        stored = self._stored(gguf_name(name))
         kind = stored.tensor_type.name
         if kind not in TENSOR_TYPES:
             raise UnsupportedModelError(
@@ -72,6 +70,11 @@ class GgufSource:
             if ".k_proj." in name:
                 return unpermute_rope_rows(tensor, self.config.num_kv_heads)
         return tensor
+
+    def _stored(self, name: str) -> Any:
+        if name not in self._tensors:
+            raise WeightsError(f"{self._path} has no tensor '{name}'")
+        return self._tensors[name]
 
     def _field(self, key: str, default: Any = None) -> Any:
         field = self._reader.get_field(key)
@@ -105,7 +108,7 @@ class GgufSource:
             raise UnsupportedModelError(f"a bias on q alone is not supported for '{family}'")
         config = ModelConfig(
             architecture=architecture,
-            vocab_size=int(self._tensors["token_embd.weight"].shape[1]),
+            vocab_size=int(self._stored("token_embd.weight").shape[1]),
             hidden_size=hidden,
             intermediate_size=self._need(f"{family}.feed_forward_length"),
             num_layers=self._need(f"{family}.block_count"),

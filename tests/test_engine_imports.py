@@ -1,0 +1,53 @@
+"""The engine and the policies import on a machine that has no web stack (GPU hosts)."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+# gguf and jinja2 are loaded inside functions; triton only where a GPU is used
+ABSENT = (
+    "redis",
+    "starlette",
+    "uvicorn",
+    "opentelemetry",
+    "pydantic",
+    "tenacity",
+    "httpx",
+    "orjson",
+    "click",
+    "prometheus_client",
+    "jinja2",
+    "gguf",
+    "triton",
+    "numba",
+    "transformers",
+)
+
+SCRIPT = """
+import importlib, pkgutil, sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ABSENT:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+names = []
+for top in ("engine", "policies"):
+    package = importlib.import_module(top)
+    names += [top, *(m.name for m in pkgutil.walk_packages(package.__path__, top + "."))]
+for name in names:
+    importlib.import_module(name)
+print(len(names))
+"""
+
+
+def test_engine_and_policies_import_without_the_web_stack():
+    script = f"ABSENT = {ABSENT!r}\n{SCRIPT}"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 20, "the walk found almost nothing"
