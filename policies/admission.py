@@ -1,0 +1,208 @@
+"""Whether to take a request in, given what is predicted for it.
+
+Refusing expensive work at the door is the lever that keeps deadlines under overload; ordering is
+secondary. Two modes: `feasible` refuses what is predicted to miss its deadline and looks at
+nothing else; `goodput` further refuses the work that costs most per request when the tenant offers
+more than its share of the device can serve (the density gate), and work for which memory is spoken
+for (the memory gate). Times here are seconds from now.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import accumulate
+from math import inf
+
+from policies.promises import PromiseConfig
+
+MODES = ("accept", "feasible", "goodput")
+
+
+class OnInfeasible(StrEnum):
+    """What a tenant wants done with a request that would miss its deadline."""
+
+    REJECT = "reject"
+    DEGRADE = "degrade"  # shorten the output until it fits
+    PARTIAL = "partial"  # take it in for as much as is done by the deadline
+    ACCEPT = "accept"  # take it in regardless
+
+
+class Verdict(StrEnum):
+    """What admission decided."""
+
+    ADMIT = "admit"
+    DEGRADE = "degrade"
+    PARTIAL = "partial"
+    REJECT = "reject"
+
+
+class Ground(StrEnum):
+    """What a request would miss, or which gate it did not pass."""
+
+    FIRST_TOKEN = "first_token"
+    COMPLETION = "completion"
+    DENSITY = "density"
+    MEMORY = "memory"
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionConfig:
+    """`mode` and `on_infeasible` hold for tenants that choose nothing else.
+
+    `length_quantile` is the output length that must fit before a completion deadline (0.5: at
+    least as likely as not). `density` is the load in device seconds per second above which the gate
+    sheds, seen over the last `density_window` arrivals. `memory_slack` is how many tokens of KV
+    more than the pool holds may be running or waiting; `memory_headroom` the share of the pool left
+    out of that. `urgent_steps`: a waiter whose first-token slack falls below this many steps takes
+    the place of the cheapest running work of its tenant; 0 never. `drop_hopeless` ends queued work as soon as it can no longer meet its deadline.
+    `displace` makes room in a full queue at the expense of the flow furthest above its share.
+    """
+
+    mode: str = "feasible"
+    on_infeasible: OnInfeasible = OnInfeasible.REJECT
+    length_quantile: float = 0.5
+    density: float = 0.9
+    density_window: int = 200
+    memory_slack: int = 500
+    memory_headroom: float = 0.02
+    urgent_steps: float = 1.5
+    drop_hopeless: bool = True
+    displace: bool = True
+    promises: PromiseConfig = field(default_factory=PromiseConfig)
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ValueError(f"mode must be one of {', '.join(MODES)}, not {self.mode!r}")
+        if not 0 < self.length_quantile < 1:
+            raise ValueError(f"length_quantile must be in (0, 1), not {self.length_quantile}")
+        if not self.density > 0:
+            raise ValueError(f"density must be greater than 0, not {self.density}")
+        if self.density_window < 2:
+            raise ValueError(f"density_window must be at least 2, not {self.density_window}")
+        if self.memory_slack < 0:
+            raise ValueError(f"memory_slack must be at least 0, not {self.memory_slack}")
+        if not 0 <= self.memory_headroom < 1:
+            raise ValueError(f"memory_headroom must be in [0, 1), not {self.memory_headroom}")
+        if not self.urgent_steps >= 0:
+            raise ValueError(f"urgent_steps must be at least 0, not {self.urgent_steps}")
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Seconds from now until a request starts, has its first token and ends; `token` is the time
+    that one more output token takes.
+    """
+
+    start: float
+    first_token: float
+    finish: float
+    token: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a request asks for: seconds left until its deadlines, and its output cap."""
+
+    max_tokens: int
+    first_token_in: float | None = None
+    finish_in: float | None = None
+    on_infeasible: OnInfeasible = OnInfeasible.REJECT
+
+    @property
+    def has_deadline(self) -> bool:
+        return self.first_token_in is not None or self.finish_in is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The verdict and what it rests on; `max_tokens` is the output cap that holds from now on."""
+
+    verdict: Verdict
+    max_tokens: int
+    ground: Ground | None = None
+
+
+def decide(wish: Wish, forecast: Forecast, closed: Ground | None = None) -> Decision:
+    """Admit, admit with less, or reject. `closed` is the goodput gate that did not let it pass."""
+    cap = wish.max_tokens
+    if wish.on_infeasible is OnInfeasible.ACCEPT or not wish.has_deadline:
+        return Decision(Verdict.ADMIT, cap)
+    if closed is not None:
+        return Decision(Verdict.REJECT, cap, closed)
+    if _later(forecast.first_token, wish.first_token_in):
+        return Decision(Verdict.REJECT, cap, Ground.FIRST_TOKEN)
+    if not _later(forecast.finish, wish.finish_in):
+        return Decision(Verdict.ADMIT, cap)
+    return _less(wish, forecast)
+
+
+def _later(predicted: float, allowed: float | None) -> bool:
+    return allowed is not None and predicted > allowed
+
+
+def _less(wish: Wish, forecast: Forecast) -> Decision:
+    """What can be done with a request that starts in time and would end too late."""
+    assert wish.finish_in is not None  # it would end too late for something
+    spare = wish.finish_in - forecast.first_token
+    if spare >= 0:
+        if wish.on_infeasible is OnInfeasible.PARTIAL:
+            return Decision(Verdict.PARTIAL, wish.max_tokens, Ground.COMPLETION)
+        if wish.on_infeasible is OnInfeasible.DEGRADE:
+            fits = 1 + (int(spare / forecast.token) if forecast.token > 0 else wish.max_tokens)
+            return Decision(Verdict.DEGRADE, min(fits, wish.max_tokens), Ground.COMPLETION)
+    return Decision(Verdict.REJECT, wish.max_tokens, Ground.COMPLETION)
+
+
+class DensityGate:
+    """Over the last `window` arrivals of a tenant, refused ones too: is it offering too much, and
+
+    is this request among those that cost too much? Keeps the cheapest requests that together load
+    the device with no more than the rate it may have, which maximises how many are served.
+    """
+
+    def __init__(self, window: int) -> None:
+        self._arrivals: deque[tuple[int, float]] = deque(maxlen=window)
+
+    def observe(self, now: int, cost: float) -> None:
+        """A request that costs `cost` device seconds arrived at `now` (ns)."""
+        self._arrivals.append((now, cost))
+
+    def load(self, now: int) -> float:
+        """Device seconds asked for per second."""
+        span = self._span(now)
+        return sum(cost for _, cost in self._arrivals) / span if span else 0.0
+
+    def threshold(self, now: int, rate: float) -> float:
+        """The cost up to which requests pass, if the tenant may use `rate` device seconds a
+
+        second; infinite while it offers no more than that.
+        """
+        span = self._span(now)
+        allowed = rate * span
+        costs = sorted(cost for _, cost in self._arrivals)
+        if not span or sum(costs) <= allowed:
+            return inf
+        passed = 0.0
+        for cost, total in zip(costs, accumulate(costs), strict=True):
+            if total > allowed:
+                break
+            passed = cost
+        return passed
+
+    def _span(self, now: int) -> float:
+        """Seconds covered by the window; 0 while too few arrived to tell a rate."""
+        if len(self._arrivals) < MIN_ARRIVALS:
+            return 0.0
+        return (now - self._arrivals[0][0]) / 1e9
+
+
+MIN_ARRIVALS = 20
+
+
+def memory_open(spoken_for: float, needed: int, pool: int, config: AdmissionConfig) -> bool:
+    """Whether `needed` more tokens of KV may be asked for when `spoken_for` are in use or wanted by
+
+    those who stand before the request.
+    """
+    room = (1 - config.memory_headroom) * pool + config.memory_slack
+    return spoken_for + needed <= room

@@ -1,0 +1,56 @@
+"""When queued work will be done, if flows share the device like fluids.
+
+Under weighted fluid sharing (generalised processor sharing, Parekh and Gallager 1993) every
+backlogged flow is served in proportion to its weight. By the time a flow of weight w has received
+a, a sibling of weight v and backlog b has received min(b, v·a/w). Their sum is the time that has
+passed, in units of work at full speed; the same holds one level up, for the parent and that sum.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One level of a flow's path: its weight, and (weight, backlog) of each sibling with work."""
+
+    weight: float
+    siblings: Sequence[tuple[float, float]]
+
+
+def drained_by(own: float, levels: Iterable[Level]) -> float:
+    """Work the whole device does until a flow has received `own` units, itself included.
+
+    `levels` go from the flow up to below the root. Units are the caller's: device seconds give
+    seconds. Monotonic in `own` and in every backlog, and never less than `own`.
+    """
+    received = own
+    for level in levels:
+        share = received / level.weight
+        received += sum(min(backlog, weight * share) for weight, backlog in level.siblings)
+    return received
+
+
+def share_of(levels: Iterable[Level]) -> float:
+    """The part of the device that a backlogged flow is entitled to now."""
+    part = 1.0
+    for level in levels:
+        active = sum(weight for weight, backlog in level.siblings if backlog > 0)
+        part *= level.weight / (level.weight + active)
+    return part
+
+
+def fair_rates(demands: Sequence[tuple[float, float]], capacity: float) -> list[float]:
+    """Weighted max-min shares of `capacity` for (weight, demand) pairs; nobody gets more than
+
+    it asks for, and what one leaves is divided among the others by weight.
+    """
+    rates = [0.0] * len(demands)
+    order = sorted(range(len(demands)), key=lambda i: (demands[i][1] / demands[i][0], i))
+    behind = list(accumulate(demands[index][0] for index in reversed(order)))
+    for index in order:
+        weight, demand = demands[index]
+        rates[index] = min(demand, capacity * weight / behind.pop())
+        capacity = max(0.0, capacity - rates[index])
+    return rates

@@ -1,0 +1,144 @@
+"""How long a step will take, learned online from the steps that ran.
+
+A step is bound either by memory traffic or by arithmetic, so its time is the larger of two pieces,
+each linear in what the step holds. Both are fitted by weighted recursive least squares (Ljung,
+System Identification, 1999, section 11.2) on relative errors. A step teaches the piece that
+explains it best (k-plane clustering, Bradley and Mangasarian 2000), and any piece that claims more
+time than was measured, since the larger one would have been believed.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+Vector = npt.NDArray[np.float64]
+
+# Typical sizes of the features, so that no coefficient dwarfs another numerically.
+SCALES = (1.0, 1.0, 1.0, 512.0, 262_144.0, 32.0, 8192.0)
+FORGETTING = 0.999  # weight of a step one step later
+UNSURE = 1e4  # initial variance of a coefficient, in units of relative error squared
+OVERCLAIM = 0.02  # a piece this much above the measured time is corrected
+OUTLIER = 5.0  # typical errors above the prediction at which a step is set aside: a hiccup
+LEAST_OUTLIER = 0.25  # and never below this excess, as a share of its time
+MOST_SET_ASIDE = 8  # in a row; then the device has changed, and they are learned from
+WARM_UP = 32  # steps before anything counts as an outlier
+ERROR_WEIGHT = 0.02  # of a new step in the running mean of errors
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """What a step computes. `prefill_context` sums, over prompt slices, tokens × their mean
+
+    position; `context_tokens` sums the lengths of the decoding sequences.
+    """
+
+    prefill_tokens: int = 0
+    prefill_context: float = 0.0
+    decode_sequences: int = 0
+    context_tokens: int = 0
+
+    def features(self) -> tuple[float, ...]:
+        """Scaled features: a constant, one each for steps that only prefill or that mix, and the
+
+        four amounts.
+        """
+        prefills, decodes = self.prefill_tokens > 0, self.decode_sequences > 0
+        return (
+            1.0,
+            1.0 if prefills and not decodes else 0.0,
+            1.0 if prefills and decodes else 0.0,
+            self.prefill_tokens / SCALES[3],
+            self.prefill_context / SCALES[4],
+            self.decode_sequences / SCALES[5],
+            self.context_tokens / SCALES[6],
+        )
+
+
+@dataclass(slots=True)
+class _Piece:
+    """One linear piece: its coefficients as floats for quick prediction, and their covariance."""
+
+    weights: list[float] = field(default_factory=lambda: [0.0] * len(SCALES))
+    covariance: Vector = field(default_factory=lambda: np.eye(len(SCALES)) * UNSURE)
+
+    def predict(self, features: tuple[float, ...]) -> float:
+        total = 0.0
+        for weight, value in zip(self.weights, features, strict=True):
+            total += weight * value
+        return total
+
+    def learn(self, features: tuple[float, ...], seconds: float) -> None:
+        """Move towards a measured time; errors count relative to it."""
+        x = np.asarray(features) / seconds
+        gain = self.covariance @ x
+        spread = FORGETTING + float(x @ gain)
+        error = 1.0 - float(x @ np.asarray(self.weights))
+        self.weights = (np.asarray(self.weights) + gain * (error / spread)).tolist()
+        self.covariance = (self.covariance - np.outer(gain, gain) / spread) / FORGETTING
+        self._bound()
+
+    def _bound(self) -> None:
+        """Forgetting inflates directions that no step excites; keep them where they started."""
+        largest = float(np.trace(self.covariance))
+        if largest > UNSURE * len(SCALES):
+            self.covariance *= UNSURE * len(SCALES) / largest
+
+
+class StepTimeModel:
+    """Predicts seconds for a `StepWork`; call `observe` after every step. Deterministic."""
+
+    def __init__(self) -> None:
+        self._memory = _Piece()
+        self._compute = _Piece()
+        self._seen = 0
+        self._set_aside = 0
+        self._error = 0.0
+
+    @property
+    def steps(self) -> int:
+        """Steps learned from so far."""
+        return self._seen
+
+    @property
+    def error(self) -> float:
+        """Running mean of the relative error of predictions, outliers excluded."""
+        return self._error
+
+    def predict(self, work: StepWork) -> float:
+        """Seconds this step will take; 0 before anything was observed."""
+        features = work.features()
+        return max(self._memory.predict(features), self._compute.predict(features), 0.0)
+
+    def observe(self, work: StepWork, seconds: float) -> bool:
+        """Learn from a step that took `seconds`; False if it was set aside as an outlier."""
+        if seconds <= 0:
+            raise ValueError(f"a step takes more than 0 seconds, not {seconds}")
+        features = work.features()
+        excess = 1.0 - self.predict(work) / seconds
+        if self._is_outlier(excess):
+            self._set_aside += 1
+            return False
+        error = min(abs(excess), 1.0)
+        self._set_aside = 0
+        self._seen += 1
+        self._error += max(ERROR_WEIGHT, 1 / self._seen) * (error - self._error)
+        self._teach(features, seconds)
+        return True
+
+    def _is_outlier(self, excess: float) -> bool:
+        """A step can only be slow by accident, so one that was quicker than thought is evidence."""
+        if self._seen < WARM_UP or self._set_aside >= MOST_SET_ASIDE:
+            return False
+        return excess > max(LEAST_OUTLIER, OUTLIER * self._error)
+
+    def _teach(self, features: tuple[float, ...], seconds: float) -> None:
+        memory = self._memory.predict(features) - seconds
+        compute = self._compute.predict(features) - seconds
+        if self._seen <= WARM_UP:
+            closest = self._compute if features[3] else self._memory
+        else:
+            closest = self._memory if abs(memory) <= abs(compute) else self._compute
+        for piece, over in ((self._memory, memory), (self._compute, compute)):
+            if piece is closest or over > OVERCLAIM * seconds:
+                piece.learn(features, seconds)
