@@ -98,18 +98,21 @@ class SimExecutor:
         foreign = self._ids[slots] != plan.sequences
         unknown = ends - plan.drafts > self._known[slots]
         homeless = ends > self._room[slots]
+        if not (foreign | unknown | homeless).any():
+            return
         if foreign.any():
             raise PlanError(f"slot {_first(slots, foreign)} holds another sequence")
-        if unknown.any():
-            at = int(np.flatnonzero(unknown)[0])
-            raise PlanError(f"sequence {plan.sequences[at]} has no token at {ends[at] - 1}")
-        if homeless.any():
-            at = int(np.flatnonzero(homeless)[0])
-            raise PlanError(f"sequence {plan.sequences[at]} has no block at {ends[at] - 1}")
+        kind = "token" if unknown.any() else "block"
+        at = int(np.flatnonzero(unknown if unknown.any() else homeless)[0])
+        raise PlanError(f"sequence {plan.sequences[at]} has no {kind} at {ends[at] - 1}")
 
     def _draw(self, plan: StepPlan) -> tuple[IntArray, IntArray]:
         """Tokens drawn by each row, and the tokens."""
         counts = plan.samples.astype(np.int32)
+        if plan.samples.all() and not plan.drafts.any():
+            known = self._known[plan.slots]
+            self._known[plan.slots] = known + 1
+            return counts, self._source.draw(plan.slots, known - self._prompt[plan.slots])
         if plan.drafts.any():
             for row in np.flatnonzero(plan.samples & (plan.drafts > 0)).tolist():
                 counts[row] += self._accept(int(plan.sequences[row]), int(plan.drafts[row]))
@@ -125,16 +128,17 @@ def shape_of(plan: StepPlan, block_size: int) -> StepShape:
     """What the time of a planned step depends on."""
     counts, ends = plan.counts, plan.starts + plan.counts
     decode = counts - plan.drafts == 1
+    decoding = int(np.count_nonzero(decode))
     tokens = context = 0
-    prefill = ~decode & (counts > 0)
-    if prefill.any():
-        tokens, context = _prefill(plan, prefill)
+    if decoding < len(counts):
+        tokens, context = _prefill(plan, ~decode & (counts > 0))
+        ends = ends[decode]
     out = sum(1 for transfer in plan.transfers if transfer.to_host)
     return StepShape(
         prefill_tokens=tokens,
         prefill_context=context,
-        decode_sequences=int(decode.sum()),
-        context_tokens=int(ends[decode].sum()),
+        decode_sequences=decoding,
+        context_tokens=int(ends.sum()),
         tokens_out=out * block_size,
         tokens_in=(len(plan.transfers) - out) * block_size,
     )
