@@ -193,13 +193,15 @@ def test_filters_keep_what_they_promise():
 
 
 def test_a_flat_distribution_is_ranked_beyond_the_short_list():
-    vocab = SHORT_LIST * 8
+    vocab = SHORT_LIST * 20
     flat = torch.linspace(0, 0.5, vocab)
     exact = flat.double().softmax(-1).flip(0).cumsum(0)
     need = int((exact < 0.9).sum()) + 1
-    assert need > SHORT_LIST
+    few = int((exact < 0.3).sum()) + 1
+    assert SHORT_LIST < few < SHORT_LIST * 16 < need
     assert kept(flat.tolist(), top_p=0.9) == list(range(vocab - need, vocab))
     assert kept(flat.tolist(), top_k=700) == list(range(vocab - 700, vocab))
+    assert kept(flat.tolist(), top_p=0.3) == list(range(vocab - few, vocab))
 
 
 def test_filters_agree_with_transformers():
