@@ -54,8 +54,9 @@ class AdmissionConfig:
     sheds, seen over the last `density_window` arrivals. `memory_slack` is how many tokens of KV
     more than the pool holds may be running or waiting; `memory_headroom` the share of the pool left
     out of that. `urgent_steps`: a waiter whose first-token slack falls below this many steps takes
-    the place of the cheapest running work of its tenant; 0 never. `drop_hopeless` ends queued work as soon as it can no longer meet its deadline.
-    `displace` makes room in a full queue at the expense of the flow furthest above its share.
+    the place of the cheapest running work of its tenant; 0 never. `drop_hopeless` ends queued work
+    as soon as it can no longer meet its deadline. `displace` makes room in a full queue at the
+    expense of the flow furthest above its share.
     """
 
     mode: str = "feasible"
