@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from engine.core.config import KernelConfig
-from policies.cost import LinearCost
+from policies.config import PolicyConfig
+from policies.cost import CostConfig
 
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, le=3600)]
@@ -153,7 +154,9 @@ class KernelSettings(Section):
         own_form = {"kv_memory", "max_context", "tombstone_ttl", "prompt_cost", "output_cost"}
         values = self.model_dump(exclude=own_form)
         return KernelConfig(
-            cost=LinearCost(self.prompt_cost, self.output_cost),
+            policy=PolicyConfig(
+                cost=CostConfig("linear", self.prompt_cost, self.output_cost),
+            ),
             num_blocks=num_blocks,
             vocab_size=vocab_size,
             max_context=min(self.max_context or model_context, model_context),

@@ -14,6 +14,11 @@ class DrainRate:
         self._tokens += self._weight * (tokens - self._tokens)
         self._seconds += self._weight * (seconds - self._seconds)
 
+    @property
+    def seconds_per_token(self) -> float:
+        """Engine time of one position; 0 before any step was seen."""
+        return self._seconds / self._tokens if self._tokens > 0 else 0.0
+
     def time_for(self, tokens: int) -> float | None:
         """Seconds until `tokens` queued tokens are computed; None before any step was seen."""
         if self._tokens <= 0 or self._seconds <= 0:

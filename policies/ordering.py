@@ -1,13 +1,32 @@
-"""Order within a flow: earliest deadline first, then arrival."""
+"""Order within a flow."""
 
 NEVER = 2**63 - 1
 
 OrderKey = tuple[int, int, int, int]
 
 
-def order_key(*, preempted: bool, deadline: int | None, arrived: int, sequence: int) -> OrderKey:
+def order_key(
+    ordering: str,
+    *,
+    preempted: bool,
+    deadline: int | None,
+    arrived: int,
+    sequence: int,
+    tokens: int = 0,
+    needed: int = 0,
+) -> OrderKey:
     """Sort key of a waiter. Preempted work keeps its place before fresh peers.
 
+    `edf` and `edf_drop` order by deadline, `slack` by the latest moment at which work that takes
+    `needed` ns could still start, `sjf` by `tokens` (prompt and output cap), `fcfs` and `prefix` by
+    arrival alone (`prefix` then looks for cached prefixes among the first few). Ties go by arrival.
     Times are monotonic nanoseconds. The key ends in the sequence id, so the order is total.
     """
-    return (0 if preempted else 1, NEVER if deadline is None else deadline, arrived, sequence)
+    rank = 0
+    if ordering in ("edf", "edf_drop", "slack"):
+        rank = NEVER if deadline is None else deadline
+        if ordering == "slack" and deadline is not None:
+            rank = deadline - needed
+    elif ordering == "sjf":
+        rank = tokens
+    return (0 if preempted else 1, rank, arrived, sequence)

@@ -47,7 +47,16 @@ class PreemptReason(StrEnum):
     """Why running work was taken back."""
 
     KV_GROWTH = "kv_growth"  # a running sequence needed a block and none was left
+    LAG = "lag"  # a backlogged flow lagged the victim's by more than the bound
     FORCED = "forced"  # fault injection
+
+
+class PreemptMode(StrEnum):
+    """What becomes of the victim's KV."""
+
+    PAUSE = "pause"  # kept; only the slot is given up
+    SWAP = "swap"  # moved to the host
+    RECOMPUTE = "recompute"  # dropped
 
 
 class Phase(StrEnum):
@@ -89,7 +98,8 @@ class SequenceAdmitted:
     step: int
     slot: int
     cached_tokens: int
-    resumed: bool  # after a preemption
+    resumed: bool  # after a preemption or a pause
+    swapped_blocks: int = 0  # KV blocks moved back from the host for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +121,10 @@ class SequencePreempted:
     reason: PreemptReason
     beneficiary: int | None  # the sequence that needed the room
     billed: tuple[str, ...]  # the flow that pays for the recompute
-    tokens_lost: int  # computed tokens no longer backed by KV owned by the sequence
+    tokens_lost: int  # computed tokens whose KV was dropped
     blocks_freed: int  # blocks nobody else shares
+    mode: PreemptMode = PreemptMode.RECOMPUTE
+    swapped_blocks: int = 0  # KV blocks moved to the host
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,11 +221,15 @@ class FlowLifted:
 
 @dataclass(frozen=True, slots=True)
 class FlowStalled:
-    """The cause that keeps a flow's first waiter waiting changed; None when it cleared."""
+    """What keeps the first waiter (`sequence`) of a flow whose turn it is waiting changed.
+
+    None when nothing does any more: it was admitted, or it is another flow's turn.
+    """
 
     now: int
     flow: tuple[str, ...]
     cause: Stall | None
+    sequence: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,14 @@
 
 from itertools import islice
 
-import numpy as np
-
 from engine.core.draft import DraftPlan, PrefillRow, join_of
+from engine.core.memory import fits, promised_blocks, residence
+from engine.core.plan import Transfer
 from engine.core.sequence import Sequence, State
 from engine.core.slices import add_slice
 from engine.core.state import KernelState
 from policies.chunking import chunk_tokens
-from policies.fairness import Flow
+from policies.fairness.tree import Flow
 from telemetry.events import FlowStalled, SequenceAdmitted, Stall
 
 LOOK_AHEAD = 8  # waiters of a flow tried when the first does not fit the free KV blocks
@@ -17,20 +17,30 @@ LOOK_AHEAD = 8  # waiters of a flow tried when the first does not fit the free K
 
 def admit_waiters(state: KernelState, draft: DraftPlan, now: int) -> None:
     """Fill free slots and what is left of the step's budget from the waiting flows."""
+    if state.config.policy.batching == "static" and state.batch_is_old:
+        return
+    stalled: dict[Flow, tuple[Stall, int]] = {}
+    _admit_in_turn(state, draft, stalled, now)
+    _note_stalls(state, stalled, now)
+
+
+def _admit_in_turn(
+    state: KernelState, draft: DraftPlan, stalled: dict[Flow, tuple[Stall, int]], now: int
+) -> None:
     passed: set[Flow] = set()
-    promised = _promised_blocks(state)
+    promised = promised_blocks(state)
     while True:
-        flow = state.tree.pick(lambda candidate: candidate not in passed)
+        flow = state.rule.pick(state.tree, lambda f: f not in passed, state.head, now)
         if flow is None:
             return
-        head = next(state.waiting.front(flow))
-        cause = _obstacle(state, draft, head)
+        head = next_in(state, flow)
+        cause = obstacle(state, draft.budget, head)
         if cause is not None:
-            _stall(state, flow, cause, now)
+            stalled[flow] = (cause, head.id)
             return
         chosen = head
-        if not _fits(state, head, promised):
-            _stall(state, flow, Stall.KV_BLOCKS, now)
+        if not fits(state, head, promised):
+            stalled[flow] = (Stall.KV_BLOCKS, head.id)
             if head.bypassed >= state.config.kv_bypass_limit:
                 return  # everyone waits until the blocks for this one are free
             smaller = _smaller_one(state, flow, promised)
@@ -42,63 +52,60 @@ def admit_waiters(state: KernelState, draft: DraftPlan, now: int) -> None:
         for other in passed:
             next(state.waiting.front(other)).bypassed += 1
         promised += _admit(state, draft, chosen, now)
-        if chosen is head:
-            _stall(state, flow, None, now)
 
 
-def _obstacle(state: KernelState, draft: DraftPlan, head: Sequence) -> Stall | None:
+def next_in(state: KernelState, flow: Flow) -> Sequence:
+    """The waiter of `flow` to admit next.
+
+    With prefix ordering that is the one with the longest cached prefix among the first few, unless
+    the first has been passed too often for that.
+    """
+    first = next(state.waiting.front(flow))
+    if state.config.policy.ordering != "prefix" or first.bypassed >= state.config.kv_bypass_limit:
+        return first
+    few = list(islice(state.waiting.front(flow), LOOK_AHEAD))
+    best = max(few, key=lambda s: len(state.ledger.match(s.hashes)))
+    if best is not first:
+        first.bypassed += 1
+    return best
+
+
+def obstacle(state: KernelState, budget: int, head: Sequence) -> Stall | None:
     """What, apart from KV blocks, keeps the next waiter out of this step."""
     if state.batch.full:
         return Stall.SLOTS
-    if draft.budget < min(state.config.min_chunk, len(head.tokens)):
+    if budget < min(state.config.min_chunk, len(head.tokens)):
         return Stall.STEP_BUDGET
     return None
-
-
-def _promised_blocks(state: KernelState) -> int:
-    """Blocks that running prompts still need: they are spoken for, though not allocated."""
-    batch = state.batch
-    running = batch.ids >= 0
-    total = -(-batch.known[running] // state.config.block_size)
-    return int(np.maximum(total - batch.blocks[running], 0).sum())
 
 
 def _smaller_one(state: KernelState, flow: Flow, promised: int) -> Sequence | None:
     """A waiter close behind the flow's first one that does fit the free blocks."""
     for sequence in islice(state.waiting.front(flow), 1, LOOK_AHEAD):
-        if _fits(state, sequence, promised):
+        if fits(state, sequence, promised):
             return sequence
     return None
-
-
-def _prefix(state: KernelState, sequence: Sequence) -> list[int]:
-    """Cached blocks of its prefix; the last token is always computed, for its logits."""
-    usable = (len(sequence.tokens) - 1) // state.config.block_size
-    return state.ledger.match(sequence.hashes[:usable])
-
-
-def _fits(state: KernelState, sequence: Sequence, promised: int) -> bool:
-    ledger, config = state.ledger, state.config
-    matched = _prefix(state, sequence)
-    need = ledger.blocks_for(len(sequence.tokens)) - len(matched) + ledger.count_cached(matched)
-    reserve = int(config.kv_reserve * config.num_blocks) if state.batch.running else 0
-    return need + promised + reserve <= ledger.available
 
 
 def _admit(state: KernelState, draft: DraftPlan, sequence: Sequence, now: int) -> int:
     """Run `sequence` with its first slice; returns the blocks it will still need."""
     ledger = state.ledger
-    resumed = sequence.state is State.PREEMPTED
-    matched = _prefix(state, sequence)
-    cached = len(matched) * state.config.block_size
+    resumed = sequence.state is not State.WAITING
+    place = residence(state, sequence)
     total = len(sequence.tokens)
     waiters_behind = state.waiting.total.sequences > 1
-    count = chunk_tokens(total - cached, draft.budget, state.config.min_chunk, waiters_behind)
-    ledger.share(matched)
-    blocks = [*matched, *ledger.allocate(ledger.blocks_for(cached + count) - len(matched))]
+    need = total - place.computed
+    count = chunk_tokens(need, draft.budget, state.config.min_chunk, waiters_behind)
+    if not place.paused:
+        ledger.share(place.blocks)
+    missing = ledger.blocks_for(place.computed + count) - len(place.blocks)
+    fresh = ledger.allocate(max(0, missing))
+    _swap_in(state, draft, sequence, place.swapped, fresh)
     if not resumed:
-        sequence.cached_tokens = cached
-    slot = state.run(sequence, blocks, cached, now)
+        sequence.cached_tokens = place.computed
+        _prepay(state, sequence, now)
+    sealed = sequence.sealed if place.paused else len(place.blocks)
+    slot = state.run(sequence, [*place.blocks, *fresh], place.computed, sealed, now)
     draft.joined.append(join_of(sequence, slot))
     state.emit(
         SequenceAdmitted(
@@ -106,19 +113,50 @@ def _admit(state: KernelState, draft: DraftPlan, sequence: Sequence, now: int) -
             sequence=sequence.id,
             step=state.next_step,
             slot=slot,
-            cached_tokens=cached,
+            cached_tokens=place.computed,
             resumed=resumed,
+            swapped_blocks=len(place.swapped),
         )
     )
-    add_slice(state, draft, PrefillRow(sequence, cached, 0, total - cached), count, now)
-    return ledger.blocks_for(total) - len(blocks)
+    add_slice(state, draft, PrefillRow(sequence, place.computed, 0, need), count, now)
+    return ledger.blocks_for(total) - len(sequence.blocks)
 
 
-def _stall(state: KernelState, flow: Flow, cause: Stall | None, now: int) -> None:
-    if state.stalls.get(flow) is cause:
-        return
-    if cause is None:
-        del state.stalls[flow]
-    else:
-        state.stalls[flow] = cause
-    state.emit(FlowStalled(now, flow.path, cause))
+def _swap_in(
+    state: KernelState,
+    draft: DraftPlan,
+    sequence: Sequence,
+    swapped: list[int],
+    fresh: list[int],
+) -> None:
+    """Bring a waiter's KV back from the host into the first of its `fresh` blocks."""
+    draft.transfers.extend(
+        Transfer(device_block=device, host_block=host, to_host=False)
+        for device, host in zip(fresh, swapped, strict=False)
+    )
+    state.host.give_back(sequence.host_blocks)
+    sequence.host_blocks = []
+
+
+def _prepay(state: KernelState, sequence: Sequence, now: int) -> None:
+    """Charge what the fairness policy expects of the output, and tell it of the admission."""
+    sequence.prepaid = state.rule.prepay(sequence.flow, sequence.max_tokens)
+    cost = 0.0
+    if sequence.prepaid:
+        cost = state.cost_of_output(sequence, 0, sequence.prepaid)
+        state.tree.charge(sequence.flow, cost)
+    cost += state.cost.prompt(0, sequence.prompt_length)
+    state.rule.admitted(state.tree, sequence.flow, cost, now)
+
+
+def _note_stalls(state: KernelState, stalled: dict[Flow, tuple[Stall, int]], now: int) -> None:
+    """Record what changed: flows whose turn it was and what kept their first waiter out.
+
+    A flow that no longer stands in line first has no stall of its own: it waits for its turn.
+    """
+    for flow in [flow for flow in state.stalls if flow not in stalled]:
+        state.emit(FlowStalled(now, flow.path, None))
+    for flow, (cause, sequence) in stalled.items():
+        if state.stalls.get(flow) != (cause, sequence):
+            state.emit(FlowStalled(now, flow.path, cause, sequence))
+    state.stalls = stalled

@@ -32,6 +32,7 @@ class Batch:
         self.paid: IntArray = np.zeros(max_running, np.int32)
         self.blocks: IntArray = np.zeros(max_running, np.int32)
         self.flow: IntArray = np.zeros(max_running, np.int32)
+        self.prepaid: IntArray = np.zeros(max_running, np.int32)  # output tokens charged already
         self.host_bound: BoolArray = np.zeros(max_running, np.bool_)
         self.started: BoolArray = np.zeros(max_running, np.bool_)  # has its first output token
         self.min_length: IntArray = np.zeros(max_running, np.int32)
@@ -73,6 +74,7 @@ class Batch:
         self.paid[slot] = max(computed, sequence.computed_before, sequence.group.paid)
         self.blocks[slot] = len(sequence.blocks)
         self.flow[slot] = sequence.flow.index
+        self.prepaid[slot] = sequence.prepaid
         self.host_bound[slot] = sequence.sampling.constraint is not None
         self.started[slot] = sequence.first_token is not None
         self.min_length[slot] = sequence.prompt_length + sequence.sampling.min_tokens
@@ -84,6 +86,7 @@ class Batch:
         """Take `sequence` out; its tokens and progress are kept in the sequence."""
         slot = sequence.slot
         sequence.tokens = self.tokens[slot, : self.known[slot]].copy()
+        sequence.computed = int(self.computed[slot])
         sequence.computed_before = int(self.paid[slot])
         sequence.slot = -1
         self.sequences[slot] = None

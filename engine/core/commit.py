@@ -42,6 +42,7 @@ def commit(state: KernelState, plan: StepPlan, result: StepResult, now: int) -> 
     state.ledger.retire(plan.step)
     _report(state, flight, result, kept, lag, now)
     state.drain_rate.observe(plan.tokens, result.duration / 1e9)
+    state.cost.observe(result.duration / 1e9, plan.tokens)
 
 
 def _land(state: KernelState, plan: StepPlan, result: StepResult) -> Flight:
@@ -116,18 +117,31 @@ def _store(
 
 def _bill_output(state: KernelState, flight: Flight, plan: StepPlan, kept: IntArray) -> None:
     rows = np.flatnonzero(kept)
-    flows = state.batch.flow[plan.slots[rows]]
-    totals = np.bincount(flows, weights=kept[rows])
-    for index in np.flatnonzero(totals).tolist():
+    batch, slots = state.batch, plan.slots[rows]
+    flows, tokens = batch.flow[slots], kept[rows]
+    output = batch.known[slots] - batch.prompt[slots]  # `tokens` included
+    payable = np.clip(output - batch.prepaid[slots], 0, tokens)
+    costs = state.cost.outputs(
+        batch.prompt[slots].astype(np.float64),
+        (output - payable).astype(np.float64),
+        payable.astype(np.float64),
+    )
+    tokens_by_flow = np.bincount(flows, weights=tokens)
+    cost_by_flow = np.bincount(flows, weights=costs)
+    for index in np.flatnonzero(tokens_by_flow).tolist():
         flow = state.tree.by_index[index]
         assert flow is not None  # a flow with running sequences is never forgotten
-        tokens = int(totals[index])
-        state.tree.charge(flow, state.config.cost.of(0, tokens))
-        flight.bills.setdefault(flow, Bill()).output += tokens
+        cost = float(cost_by_flow[index])
+        state.tree.charge(flow, cost)
+        bill = flight.bills.setdefault(flow, Bill())
+        bill.output += int(tokens_by_flow[index])
+        bill.cost += cost
 
 
 def _seal(state: KernelState, plan: StepPlan, valid: BoolArray) -> None:
     """Publish blocks that became full, under the hash of all that leads up to them."""
+    if not state.config.prefix_cache:
+        return
     size = state.config.block_size
     full = state.batch.computed[plan.slots] // size
     crossed = valid & (plan.counts > 0) & (full > plan.starts // size)
@@ -201,7 +215,6 @@ def _report(
             lag_tokens=lag,
         )
     )
-    cost = state.config.cost
     for flow, bill in flight.bills.items():
         state.emit(
             ServiceCharged(
@@ -211,6 +224,6 @@ def _report(
                 prompt_tokens=bill.prompt,
                 output_tokens=bill.output,
                 rework_tokens=bill.rework,
-                cost=cost.of(bill.prompt + bill.rework, bill.output),
+                cost=bill.cost,
             )
         )

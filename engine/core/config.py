@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from policies.cost import LinearCost
+from policies.config import PolicyConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,10 @@ class KernelConfig:
     draft_tokens: int = 0  # speculative positions after each decode position
     max_flows: int = 10_000  # nodes of the flow tree
     max_in_flight: int = 1  # steps launched before the first of them is waited for
-    cost: LinearCost = field(default_factory=LinearCost)
+    prefix_cache: bool = True  # whether full blocks are published and found again
+    host_blocks: int = 0  # host blocks that swapped-out KV may occupy
+    host_block_ns: float = 0.0  # time to move one block one way; 0 counts as free
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
 
     def __post_init__(self) -> None:
         for name in (

@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.core.batch import Batch
-from engine.core.plan import IntArray, Join, StepPlan
+from engine.core.plan import IntArray, Join, StepPlan, Transfer
 from engine.core.sequence import Sequence
-from policies.fairness import Flow
+from policies.fairness.tree import Flow
 
 
 @dataclass(slots=True)
@@ -36,11 +36,12 @@ class ForkRow:
 
 @dataclass(slots=True)
 class Bill:
-    """One flow's account of one step, in tokens."""
+    """One flow's account of one step: tokens, and what they cost."""
 
     prompt: int = 0  # computed for the first time
     output: int = 0
     rework: int = 0  # recomputed on this flow's account
+    cost: float = 0.0
 
 
 @dataclass(slots=True)
@@ -52,6 +53,7 @@ class DraftPlan:
     decode_drafts: IntArray = field(default_factory=lambda: np.empty(0, np.int32))
     prefills: list[PrefillRow] = field(default_factory=list)
     forks: list[ForkRow] = field(default_factory=list)
+    transfers: list[Transfer] = field(default_factory=list)  # moves back from the host
     joined: list[Join] = field(default_factory=list)
     grown: list[tuple[int, int]] = field(default_factory=list)  # (slot, block)
     copies: list[tuple[int, int]] = field(default_factory=list)
@@ -68,7 +70,9 @@ class DraftPlan:
         batch.blocks[sequence.slot] += len(blocks)
         self.grown.extend((sequence.slot, block) for block in blocks)
 
-    def compose(self, step: int, batch: Batch, left: list[int]) -> StepPlan:
+    def compose(
+        self, step: int, batch: Batch, left: list[int], moves_out: list[Transfer]
+    ) -> StepPlan:
         """The finished plan: decode rows in slot order, then prefills, then forks."""
         slots = _ints(
             [row.sequence.slot for row in self.prefills],
@@ -102,6 +106,7 @@ class DraftPlan:
             left=tuple(left),
             grown_slots=_ints([slot for slot, _ in self.grown]),
             grown_blocks=_ints([block for _, block in self.grown]),
+            transfers=(*moves_out, *self.transfers),
             copies=tuple(self.copies),
         )
 

@@ -4,9 +4,9 @@ import numpy as np
 
 from engine.core.draft import DraftPlan
 from engine.core.plan import BoolArray, IntArray
+from engine.core.preempt import preempt
 from engine.core.sequence import Sequence
 from engine.core.state import KernelState
-from engine.core.waiting import place
 from policies.preemption import Candidate, choose_victim
 from telemetry.events import PreemptReason
 
@@ -46,7 +46,7 @@ def ready_slots(state: KernelState) -> BoolArray:
 
 def make_room_for_someone(state: KernelState, now: int) -> bool:
     """Break a deadlock of half-computed prompts: the one that stands worst gives way."""
-    if state.batch.running < 2:
+    if state.batch.running + len(state.paused) < 2:
         return False
     slots = np.flatnonzero(state.batch.ids >= 0).astype(np.int32)
     return _make_room(state, slots, now)
@@ -86,13 +86,15 @@ def _affordable(
 
 def _make_room(state: KernelState, growers: IntArray, now: int) -> bool:
     """Preempt the running sequence that stands worst; False if nothing would be gained."""
-    victim = choose_victim(_candidate(state, sequence) for sequence in state.batch.live())
+    holders = [*state.batch.live(), *state.paused.values()]
+    victim = choose_victim(_candidate(state, sequence) for sequence in holders)
     if victim is None:
         return False
     served = [s for s in (state.batch.sequences[slot] for slot in growers) if s is not None]
     others = [s for s in served if s.id != victim.sequence]
-    beneficiary = min(others, key=lambda s: (s.flow.counter, place(s)), default=None)
-    state.preempt(state.sequences[victim.sequence], PreemptReason.KV_GROWTH, beneficiary, now)
+    standing = state.waiting.place
+    beneficiary = min(others, key=lambda s: (s.flow.counter, standing(s)), default=None)
+    preempt(state, state.sequences[victim.sequence], PreemptReason.KV_GROWTH, beneficiary, now)
     return True
 
 
@@ -101,6 +103,6 @@ def _candidate(state: KernelState, sequence: Sequence) -> Candidate:
     return Candidate(
         sequence=sequence.id,
         served=sequence.flow.counter,
-        order=place(sequence),
+        order=state.waiting.place(sequence),
         blocks_freed=sum(1 for block in sequence.blocks if ledger.references(block) == 1),
     )

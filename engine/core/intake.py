@@ -15,10 +15,10 @@ from engine.core.commands import (
     Submit,
 )
 from engine.core.outputs import Finished
-from engine.core.sequence import Group, Sequence
+from engine.core.sequence import Group, Sequence, State
 from engine.core.state import KernelState
 from engine.core.waiting import Backlog
-from policies.fairness import Flow
+from policies.fairness.tree import Flow
 from telemetry.events import (
     CancelApplied,
     Cause,
@@ -255,9 +255,17 @@ def _pairs(nodes: tuple[FlowNode, ...]) -> tuple[tuple[str, float], ...]:
 
 def _executor_lost(state: KernelState, lost: ExecutorLost, now: int) -> None:
     state.flights.clear()
-    state.ledger.retire(state.last_step)
     for sequence in state.batch.live():
         state.end(sequence, Cause.ENGINE_FAILED, now, lost.detail)
+    for sequence in state.paused.values():
+        state.release_blocks(sequence)
+        sequence.move(State.PREEMPTED)
+    state.paused.clear()
+    for sequence in state.sequences.values():
+        state.host.give_back(sequence.host_blocks)  # the host pool was the executor's too
+        sequence.host_blocks, sequence.computed = [], 0
+    state.host.settle()
+    state.transfers.clear()
     state.ledger.retire(state.last_step)
     state.ledger.forget_all()
     state.left.clear()

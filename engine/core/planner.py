@@ -6,6 +6,7 @@ from engine.core.admission import admit_waiters
 from engine.core.draft import DraftPlan
 from engine.core.growth import make_room_for_someone, plan_decodes
 from engine.core.plan import StepPlan
+from engine.core.relief import relieve_lag
 from engine.core.slices import bill_slice, extend_prefills, plan_prefills
 from engine.core.state import Flight, KernelState
 from telemetry.events import StepPlanned
@@ -26,6 +27,8 @@ def plan(state: KernelState, now: int) -> StepPlan | None:
 
 def _draft(state: KernelState, now: int) -> DraftPlan:
     draft = DraftPlan(budget=state.config.max_step_tokens)
+    state.batch_is_old = state.batch_is_old and state.batch.running > 0
+    relieve_lag(state, now)
     plan_decodes(state, draft, now)
     plan_prefills(state, draft, now)
     admit_waiters(state, draft, now)
@@ -48,8 +51,11 @@ def _bill_decodes(state: KernelState, draft: DraftPlan) -> None:
 
 def _launch(state: KernelState, draft: DraftPlan, now: int) -> StepPlan:
     batch = state.batch
-    step = draft.compose(state.next_step, batch, state.left)
+    step = draft.compose(state.next_step, batch, state.left, state.transfers)
     state.left.clear()
+    state.transfers.clear()
+    state.host.settle()
+    state.batch_is_old = True
     state.next_step += 1
     batch.scheduled[step.slots] += step.counts
     batch.pending[step.slots] += step.samples

@@ -11,6 +11,8 @@ from engine.core.commands import Command
 from engine.core.config import KernelConfig
 from engine.core.outputs import OutputBatch
 from engine.core.plan import StepPlan, StepResult
+from engine.core.preempt import preempt
+from engine.core.sequence import State
 from engine.core.state import KernelState
 from engine.core.waiting import Backlog
 from telemetry.events import Event, PreemptReason
@@ -46,7 +48,7 @@ class Scheduler:
         """Fault injection: take the place of a running sequence; others are left alone."""
         found = self._state.sequences.get(sequence)
         if found is not None and found.slot >= 0:
-            self._state.preempt(found, PreemptReason.FORCED, None, now)
+            preempt(self._state, found, PreemptReason.FORCED, None, now)
 
     def take_outputs(self) -> OutputBatch:
         """What callers are to be told since the last call."""
@@ -92,18 +94,30 @@ class Scheduler:
         """The ids of all sequences that have not ended."""
         return list(self._state.sequences)
 
-    def next_deadline(self) -> int | None:
-        """The earliest deadline that may still expire something, in monotonic nanoseconds."""
-        deadlines = self._state.deadlines
-        return deadlines[0][0] if deadlines else None
+    def next_wakeup(self, now: int) -> int | None:
+        """When time alone may change something: a deadline, or a policy's own clockwork.
+
+        Monotonic nanoseconds; None if only commands can.
+        """
+        state = self._state
+        moments = [instant for instant, _ in state.deadlines[:1]]
+        change = state.rule.next_change(state.tree, now)
+        return min([*moments, change] if change is not None else moments, default=None)
 
     def verify(self) -> None:
         """Check the kernel's laws; raises ValueError naming the one that is broken. Slow."""
         state = self._state
         running = state.batch.live()
-        state.ledger.verify(block for sequence in running for block in sequence.blocks)
-        if any(s.blocks for s in state.sequences.values() if s.slot < 0):
-            raise ValueError("a sequence out of the batch owns blocks")
+        owners = [*running, *state.paused.values()]
+        state.ledger.verify(block for sequence in owners for block in sequence.blocks)
+        if any(s.blocks for s in state.sequences.values() if s not in owners):
+            raise ValueError("a sequence neither running nor paused owns blocks")
+        if any(s.state is not State.PAUSED for s in state.paused.values()):
+            raise ValueError("a sequence counts as paused and is not")
+        if sum(len(s.host_blocks) for s in state.sequences.values()) != state.host.used:
+            raise ValueError("host blocks have other holders than the pool says")
+        if sum(flow.running for flow in state.tree if not flow.children) > len(running):
+            raise ValueError("the flow tree counts other running sequences than the batch")
         if len(running) != self.running or self.running > self.config.max_running:
             raise ValueError(f"{len(running)} sequences hold {self.running} slots")
         if self.running + self.waiting != len(state.sequences):

@@ -4,7 +4,7 @@ from dataclasses import replace
 from enum import StrEnum
 
 from engine.core.commands import Submit
-from policies.fairness import Flow
+from policies.fairness.tree import Flow
 from telemetry.events import Phase
 
 
@@ -13,7 +13,8 @@ class State(StrEnum):
 
     WAITING = "waiting"
     RUNNING = "running"
-    PREEMPTED = "preempted"  # waits again, with its tokens but without its KV
+    PAUSED = "paused"  # waits again with its KV; only its slot is given up
+    PREEMPTED = "preempted"  # waits again; its KV is dropped or on the host
     ENDED = "ended"
 
 
@@ -21,7 +22,11 @@ TRANSITIONS = frozenset(
     {
         (State.WAITING, State.RUNNING),
         (State.WAITING, State.ENDED),
+        (State.RUNNING, State.PAUSED),
         (State.RUNNING, State.PREEMPTED),
+        (State.PAUSED, State.RUNNING),
+        (State.PAUSED, State.PREEMPTED),
+        (State.PAUSED, State.ENDED),
         (State.RUNNING, State.ENDED),
         (State.PREEMPTED, State.RUNNING),
         (State.PREEMPTED, State.ENDED),
@@ -47,8 +52,10 @@ class Sequence:
     """What the kernel knows of one sequence while it lives.
 
     While it runs, its counters live in the batch arrays at `slot`; `tokens` (int32) is brought up
-    to date when it leaves the batch. `computed_before` is how far it ever got, so that recomputed
-    positions are told from new ones. `hashes` covers its full blocks as
+    to date when it leaves the batch, and so is `computed`, the number of its positions whose KV is
+    in `blocks` or `host_blocks`. `computed_before` is how far it ever got, so that recomputed
+    positions are told from new ones. `prepaid` output tokens were charged at admission. `hashes`
+    covers its full blocks as
     far as known, `sealed` how many of `blocks` are published under theirs.
     """
 
@@ -58,6 +65,7 @@ class Sequence:
         "blocks",
         "bypassed",
         "cached_tokens",
+        "computed",
         "computed_before",
         "deadline",
         "first_token",
@@ -65,9 +73,11 @@ class Sequence:
         "flow",
         "group",
         "hashes",
+        "host_blocks",
         "id",
         "lineage",
         "max_tokens",
+        "prepaid",
         "prompt_length",
         "recomputed",
         "rework_payer",
@@ -100,7 +110,10 @@ class Sequence:
         self.slot = -1
         self.blocks: list[int] = []
         self.cached_tokens = 0
+        self.computed = 0
         self.computed_before = 0
+        self.host_blocks: list[int] = []
+        self.prepaid = 0
         self.recomputed = 0
         self.bypassed = 0
         self.rework_payer = flow

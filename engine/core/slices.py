@@ -4,9 +4,8 @@ from engine.core.draft import Bill, DraftPlan, ForkRow, PrefillRow, join_of
 from engine.core.growth import ready_slots
 from engine.core.sequence import Sequence
 from engine.core.state import KernelState
-from engine.core.waiting import place
 from policies.chunking import chunk_tokens
-from policies.fairness import Flow
+from policies.fairness.tree import Flow
 from telemetry.events import SequenceForked
 
 
@@ -15,7 +14,7 @@ def plan_prefills(state: KernelState, draft: DraftPlan, now: int) -> None:
     batch = state.batch
     ready = ready_slots(state)
     behind = [s for s in batch.live() if ready[s.slot] and _remaining(state, s) > 1]
-    behind.sort(key=lambda s: (s.flow.counter, place(s)))
+    behind.sort(key=lambda s: (s.flow.counter, state.waiting.place(s)))
     waiters = state.waiting.total.sequences > 0
     for position, sequence in enumerate(behind, start=1):
         need = _remaining(state, sequence)
@@ -57,14 +56,18 @@ def bill_slice(
     batch.paid[slot] = max(paid, end)
     sequence.group.paid = max(sequence.group.paid, min(end, sequence.prompt_length))
     sequence.recomputed += rework
-    _charge(state, draft, sequence.flow, fresh).prompt += fresh
+    cost = state.cost.prompt(max(start, paid), max(start, paid) + fresh)
+    _charge(state, draft, sequence.flow, cost).prompt += fresh
     if rework:
-        _charge(state, draft, sequence.rework_payer, rework).rework += rework
+        cost = state.cost.prompt(start, start + rework)
+        _charge(state, draft, sequence.rework_payer, cost).rework += rework
 
 
-def _charge(state: KernelState, draft: DraftPlan, flow: Flow, tokens: int) -> Bill:
-    state.tree.charge(flow, state.config.cost.of(tokens, 0))
-    return draft.bills.setdefault(flow, Bill())
+def _charge(state: KernelState, draft: DraftPlan, flow: Flow, cost: float) -> Bill:
+    state.tree.charge(flow, cost)
+    bill = draft.bills.setdefault(flow, Bill())
+    bill.cost += cost
+    return bill
 
 
 def _remaining(state: KernelState, sequence: Sequence) -> int:
@@ -120,7 +123,7 @@ def _fork(state: KernelState, draft: DraftPlan, row: PrefillRow, fork: Sequence,
     if partial:
         draft.copies.append((parent.blocks[full], blocks[full]))
     fork.cached_tokens = parent.cached_tokens
-    slot = state.run(fork, blocks, fork.prompt_length, now)
+    slot = state.run(fork, blocks, fork.prompt_length, full, now)
     draft.joined.append(join_of(fork, slot))
     draft.forks.append(ForkRow(fork, row))
     state.emit(

@@ -4,23 +4,27 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
+import numpy as np
+
 from engine.core.batch import Batch
 from engine.core.blocks import BlockLedger, Hold
 from engine.core.config import KernelConfig
 from engine.core.draft import Bill
+from engine.core.host_pool import HostPool
 from engine.core.outputs import Finished, OutputBatch
-from engine.core.plan import LongArray, StepPlan
+from engine.core.plan import LongArray, StepPlan, Transfer
 from engine.core.sequence import Group, Sequence, State
 from engine.core.waiting import WaitingRoom
+from policies.cost import make_cost
 from policies.estimates import DrainRate
-from policies.fairness import Flow, FlowTree, Lift
+from policies.fairness.rules import Head, lag_bound, make_rule, make_tree
+from policies.fairness.tree import Flow, Lift
 from telemetry.events import (
     Cause,
     Event,
     FlowLifted,
-    PreemptReason,
+    Phase,
     SequenceEnded,
-    SequencePreempted,
     Stall,
 )
 from telemetry.lineage import Scope
@@ -44,17 +48,24 @@ class KernelState:
         self.config = config
         self.ledger = BlockLedger(config.num_blocks, config.block_size)
         self.batch = Batch(config.max_running, config.max_context)
-        self.tree = FlowTree(config.max_flows)
-        self.waiting = WaitingRoom(self.tree)
+        self.rule = make_rule(config.policy.fairness)
+        self.tree = make_tree(config.policy.fairness, config.max_flows)
+        self.max_lag = lag_bound(config.policy.fairness)
+        self.cost = make_cost(config.policy.cost)
+        self.waiting = WaitingRoom(self.tree, config.policy.ordering)
+        self.host = HostPool(config.host_blocks)
+        self.transfers: list[Transfer] = []  # moves out, for the next plan
         self.sequences: dict[int, Sequence] = {}
         self.by_task: dict[tuple[str, str], dict[int, Sequence]] = {}
         self.tombstones: OrderedDict[Scope, int] = OrderedDict()  # scope -> expiry
         self.deadlines: list[tuple[int, int]] = []  # heap of (instant, sequence id)
-        self.stalls: dict[Flow, Stall] = {}
+        self.stalls: dict[Flow, tuple[Stall, int]] = {}  # cause and first waiter
         self.flights: deque[Flight] = deque()
         self.left: list[int] = []  # slots given up since the last plan
         self.drain_rate = DrainRate()
         self.draining = False
+        self.batch_is_old = False  # static batching: the running batch was launched already
+        self.paused: dict[int, Sequence] = {}
         self.next_step = 1
         self.lag_tokens = 0  # tokens dropped by commands since the last commit
         self.events: list[Event] = []
@@ -85,47 +96,33 @@ class KernelState:
 
     def queue(self, sequence: Sequence, now: int) -> None:
         """Let a waiting sequence be picked."""
-        self.note_lifts(self.waiting.queue(sequence), now)
-
-    def note_lifts(self, lifts: list[Lift], now: int) -> None:
-        """Record counters that were raised."""
+        lifts: list[Lift] = self.waiting.queue(sequence, self.drain_rate.seconds_per_token * 1e9)
         for lift in lifts:
             self.emit(FlowLifted(now, lift.path, lift.before, lift.after))
 
-    def run(self, sequence: Sequence, blocks: list[int], computed: int, now: int) -> int:
-        """Move a waiting sequence into the batch with `blocks`; returns its slot."""
+    def head(self, flow: Flow) -> Head:
+        """What fairness may know of the first waiter of `flow`."""
+        first = next(self.waiting.front(flow))
+        size = self.config.block_size
+        return Head(first.arrived, lambda: len(self.ledger.match(first.hashes)) * size)
+
+    def run(
+        self, sequence: Sequence, blocks: list[int], computed: int, sealed: int, now: int
+    ) -> int:
+        """Move a waiting sequence into the batch; returns its slot.
+
+        Of its `blocks` the first `sealed` are published, and they hold `computed` positions.
+        """
         self.waiting.unqueue(sequence)
         self.waiting.uncount(sequence)
         sequence.move(State.RUNNING)
+        self.tree.start(sequence.flow)
+        self.paused.pop(sequence.id, None)
         sequence.blocks = blocks
-        sequence.sealed = computed // self.config.block_size
+        sequence.sealed = sealed
         if sequence.admitted is None:
             sequence.admitted = now
         return self.batch.join(sequence, computed)
-
-    def preempt(
-        self, victim: Sequence, reason: PreemptReason, beneficiary: Sequence | None, now: int
-    ) -> None:
-        """Take a running sequence's slot and blocks back; it waits again, before fresh peers."""
-        payer = victim.flow if beneficiary is None else beneficiary.flow
-        lost = int(self.batch.computed[victim.slot])
-        freed = self._give_up_place(victim)
-        victim.move(State.PREEMPTED)
-        victim.rework_payer = payer
-        self.waiting.count(victim)
-        self.emit(
-            SequencePreempted(
-                now=now,
-                sequence=victim.id,
-                reason=reason,
-                beneficiary=None if beneficiary is None else beneficiary.id,
-                billed=payer.path,
-                tokens_lost=lost,
-                blocks_freed=freed,
-            )
-        )
-        self.queue(victim, now)
-        self._promote_fork(victim.group, victim, now)
 
     def end(
         self,
@@ -140,19 +137,50 @@ class KernelState:
         With `keep`, only that many output tokens count; those beyond it were computed in vain.
         """
         phase = sequence.phase
-        released = 0
-        if sequence.state is State.RUNNING:
-            released = self._give_up_place(sequence)
-        else:
-            self.waiting.unqueue(sequence)
-            self.waiting.uncount(sequence)
+        released = self._strip(sequence)
         sequence.move(State.ENDED)
         output_tokens = sequence.output_tokens
+        sequence.flow.recent.append(output_tokens)
+        refund = sequence.prepaid - output_tokens
+        if refund > 0:
+            self.tree.charge(sequence.flow, -self.cost_of_output(sequence, output_tokens, refund))
         if keep is not None and keep < output_tokens:
             self.lag_tokens += output_tokens - keep
             output_tokens = keep
         self._forget(sequence)
-        self._promote_fork(sequence.group, sequence, now)
+        self.promote_fork(sequence.group, sequence, now)
+        self._report_end(sequence, cause, phase, detail, output_tokens, released, now)
+
+    def cost_of_output(self, sequence: Sequence, before: int, tokens: int) -> float:
+        """What `tokens` output tokens after the first `before` of `sequence` cost."""
+        one = np.ones(1)
+        prompt = one * sequence.prompt_length
+        return float(self.cost.outputs(prompt, one * before, one * tokens)[0])
+
+    def _strip(self, sequence: Sequence) -> int:
+        """Take everything from a sequence that ends; returns the device blocks it held."""
+        held = len(sequence.blocks)
+        if sequence.state is State.RUNNING:
+            self.leave_batch(sequence)
+        else:
+            self.waiting.unqueue(sequence)
+            self.waiting.uncount(sequence)
+        self.paused.pop(sequence.id, None)
+        self.release_blocks(sequence)
+        self.host.give_back(sequence.host_blocks)
+        sequence.host_blocks = []
+        return held
+
+    def _report_end(
+        self,
+        sequence: Sequence,
+        cause: Cause,
+        phase: Phase,
+        detail: str,
+        output_tokens: int,
+        released: int,
+        now: int,
+    ) -> None:
         self.emit(
             SequenceEnded(
                 now=now,
@@ -193,20 +221,26 @@ class KernelState:
             elif sequence.first_token is None:
                 self.end(sequence, Cause.FIRST_TOKEN_DEADLINE, now)
 
-    def _give_up_place(self, sequence: Sequence) -> int:
-        """Release slot and blocks; blocks that a step in flight uses stay fenced until it lands."""
+    def leave_batch(self, sequence: Sequence) -> None:
+        """Give up a running sequence's slot; it keeps its blocks.
+
+        Blocks that a step in flight still uses are fenced until that step has landed.
+        """
         slot = sequence.slot
-        in_flight = bool(self.flights) and (
+        if self.flights and (
             self.batch.scheduled[slot] != self.batch.computed[slot] or self.batch.pending[slot] > 0
-        )
-        freed = sum(1 for block in sequence.blocks if self.ledger.references(block) == 1)
-        if in_flight:
+        ):
+            self.ledger.share(sequence.blocks)
             self.ledger.hold(sequence.blocks, self.last_step, Hold.FENCE)
-        else:
-            self.ledger.release(sequence.blocks)
-        sequence.blocks = []
         self.batch.leave(sequence)
+        self.tree.stop(sequence.flow)
         self.left.append(slot)
+
+    def release_blocks(self, sequence: Sequence) -> int:
+        """Give up the device blocks of a sequence out of the batch; returns how many come free."""
+        freed = sum(1 for block in sequence.blocks if self.ledger.references(block) == 1)
+        self.ledger.release(sequence.blocks)
+        sequence.blocks = []
         return freed
 
     def _forget(self, sequence: Sequence) -> None:
@@ -217,10 +251,8 @@ class KernelState:
         if not siblings:
             del self.by_task[key]
         self.tree.leave(sequence.flow)
-        if not sequence.flow.queued:
-            self.stalls.pop(sequence.flow, None)
 
-    def _promote_fork(self, group: Group, gone: Sequence, now: int) -> None:
+    def promote_fork(self, group: Group, gone: Sequence, now: int) -> None:
         """When the choice that computes the shared prompt is gone, the next one takes over."""
         if gone in group.forks:
             group.forks.remove(gone)

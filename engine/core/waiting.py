@@ -4,20 +4,10 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 
 from engine.core.sequence import Sequence, State
-from policies.fairness import Flow, FlowTree, Lift
+from policies.fairness.tree import Flow, FlowTree, Lift
 from policies.ordering import OrderKey, order_key
 
 Entry = tuple[OrderKey, Sequence]
-
-
-def place(sequence: Sequence) -> OrderKey:
-    """Where `sequence` stands within its flow."""
-    return order_key(
-        preempted=sequence.state is State.PREEMPTED,
-        deadline=sequence.urgency,
-        arrived=sequence.arrived,
-        sequence=sequence.id,
-    )
 
 
 class Backlog:
@@ -41,8 +31,9 @@ class WaitingRoom:
     *queued* while it may be picked; choices that wait for a sibling's prompt are only counted.
     """
 
-    def __init__(self, tree: FlowTree) -> None:
+    def __init__(self, tree: FlowTree, ordering: str) -> None:
         self.tree = tree
+        self._ordering = ordering
         self.total = Backlog()
         self._tenants: dict[str, Backlog] = {}
         self._queues: dict[Flow, list[Entry]] = {}
@@ -66,9 +57,21 @@ class WaitingRoom:
         if not backlog.sequences:
             del self._tenants[name]
 
-    def queue(self, sequence: Sequence) -> list[Lift]:
+    def place(self, sequence: Sequence, token_ns: float = 0.0) -> OrderKey:
+        """Where `sequence` stands within its flow, when a token takes `token_ns` to compute."""
+        return order_key(
+            self._ordering,
+            preempted=sequence.state in (State.PAUSED, State.PREEMPTED),
+            deadline=sequence.urgency,
+            arrived=sequence.arrived,
+            sequence=sequence.id,
+            tokens=sequence.prompt_length + sequence.max_tokens,
+            needed=int(token_ns * len(sequence.tokens)),
+        )
+
+    def queue(self, sequence: Sequence, token_ns: float) -> list[Lift]:
         """Let `sequence` be picked from now on. Returns the flows lifted by that."""
-        key = place(sequence)
+        key = self.place(sequence, token_ns)
         self._keys[sequence.id] = key
         insort(self._queues.setdefault(sequence.flow, []), (key, sequence), key=_key)
         return self.tree.enqueue(sequence.flow)

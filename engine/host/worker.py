@@ -163,9 +163,10 @@ class EngineWorker:
 
     def _sleep(self) -> None:
         timeout = IDLE_WAIT
-        deadline = self._scheduler.next_deadline()
-        if deadline is not None:
-            timeout = min(timeout, max(0.0, (deadline - self._clock.now()) / NANOSECONDS))
+        now = self._clock.now()
+        wakeup = self._scheduler.next_wakeup(now)
+        if wakeup is not None:
+            timeout = min(timeout, max(0.0, (wakeup - now) / NANOSECONDS))
         self._wake.wait(timeout)
         self._wake.clear()
 

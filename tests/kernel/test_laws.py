@@ -4,9 +4,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.core.commands import Abort, Cancel, Finish
+from policies.config import ORDERINGS, PREEMPTIONS, PolicyConfig
+from policies.cost import NAMES as COSTS
+from policies.cost import CostConfig
+from policies.fairness.config import NAMES, FairnessConfig
 from telemetry.events import Cause, SequencePreempted
 from telemetry.lineage import Scope
-from tests.kernel.world import World, config
+from tests.kernel.memory import CheckingExecutor
+from tests.kernel.world import VOCABULARY, World, config
 
 ARRIVALS = st.tuples(
     st.just("arrive"),
@@ -51,24 +56,49 @@ def play(world: World, actions) -> None:
     world.check_idle()
 
 
-@settings(max_examples=150, deadline=None)
+POLICIES = st.builds(
+    PolicyConfig,
+    fairness=st.builds(
+        FairnessConfig,
+        name=st.sampled_from(NAMES),
+        max_lag=st.sampled_from([20.0, 100.0, 1000.0]),
+        requests_per_minute=st.sampled_from([1, 1000]),
+        quantum=st.just(50.0),
+        ageing=st.sampled_from([0.5, float("inf")]),
+    ),
+    cost=st.builds(CostConfig, name=st.sampled_from(COSTS)),
+    ordering=st.sampled_from(ORDERINGS),
+    batching=st.sampled_from(["continuous", "continuous", "static"]),
+    kv_admission=st.sampled_from(["grow", "grow", "predicted_peak", "reserve"]),
+    preemption=st.sampled_from(PREEMPTIONS),
+    pause=st.booleans(),
+)
+
+
+@settings(max_examples=250, deadline=None)
 @given(
     st.lists(ACTIONS, max_size=40),
     st.integers(9, 40),
     st.integers(1, 8),
     st.sampled_from([1, 2]),
     st.sampled_from([0, 3]),
+    st.sampled_from([0, 5, 100]),
+    POLICIES,
 )
-def test_laws_hold_and_every_sequence_ends_once(actions, blocks, slots, in_flight, drafts):
-    world = World(
-        config(
-            num_blocks=blocks,
-            max_running=slots,
-            max_step_tokens=72,
-            max_in_flight=in_flight,
-            draft_tokens=drafts,
-        )
+def test_laws_hold_and_every_sequence_ends_once(
+    actions, blocks, slots, in_flight, drafts, host_blocks, policy
+):
+    kernel = config(
+        num_blocks=blocks,
+        max_running=slots,
+        max_step_tokens=72,
+        max_in_flight=in_flight,
+        draft_tokens=drafts,
+        host_blocks=host_blocks,
+        policy=policy,
     )
+    world = World(kernel)
+    world.use(CheckingExecutor(VOCABULARY, world.clock.advance))
     play(world, actions)
     for number, finished in world.ended.items():
         if finished.cause in (Cause.LENGTH, Cause.STOP, Cause.STOP_STRING):

@@ -49,11 +49,16 @@ class World:
         self.executor = executor or SimExecutor(
             profile, draw or counting_tokens(VOCABULARY), self.clock.advance
         )
-        self.loop = EngineLoop(self.scheduler, self.executor, self.clock.now)
+        self.use(self.executor)
         self.events: list[Event] = []
         self.tokens: dict[int, list[int]] = defaultdict(list)
         self.ended: dict[int, Finished] = {}
         self._next = 1
+
+    def use(self, executor) -> None:
+        """Run on `executor` from now on."""
+        self.executor = executor
+        self.loop = EngineLoop(self.scheduler, executor, self.clock.now)
 
     def submit(
         self,
@@ -101,7 +106,10 @@ class World:
     def run(self, most: int = 10_000) -> int:
         for count in range(most):
             if not self.step():
-                return count
+                wakeup = self.scheduler.next_wakeup(self.clock.now())
+                if wakeup is None or not (self.scheduler.running or self.scheduler.waiting):
+                    return count
+                self.clock.advance_to(wakeup)
         raise AssertionError(f"still busy after {most} steps: {self.scheduler!r}")
 
     def _collect(self) -> None:

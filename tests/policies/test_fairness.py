@@ -4,11 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.fairness import FlowTree
+from policies.fairness.rules import Counters, Head
+from policies.fairness.tree import FlowTree
 
 
 def anyone(_flow) -> bool:
     return True
+
+
+def pick(tree: FlowTree, usable):
+    return Counters().pick(tree, usable, lambda _flow: Head(0, lambda: 0), 0)
 
 
 def backlogged(tree: FlowTree, *paths):
@@ -24,7 +29,7 @@ def backlogged(tree: FlowTree, *paths):
 def serve(tree: FlowTree, rounds: int, cost: float = 1.0) -> dict[tuple[str, ...], int]:
     served: dict[tuple[str, ...], int] = {}
     for _ in range(rounds):
-        flow = tree.pick(anyone)
+        flow = pick(tree, anyone)
         tree.charge(flow, cost)
         served[flow.path] = served.get(flow.path, 0) + 1
     return served
@@ -107,15 +112,15 @@ def test_idle_flows_make_room_and_flows_in_use_do_not():
 def test_unusable_flows_are_passed_over():
     tree = FlowTree(10)
     backlogged(tree, [("a", 1.0), ("x", 1.0)], [("b", 1.0), ("y", 1.0)])
-    assert tree.pick(lambda flow: flow.path[0] == "b").path == ("b", "y")
-    assert tree.pick(lambda flow: False) is None
+    assert pick(tree, lambda flow: flow.path[0] == "b").path == ("b", "y")
+    assert pick(tree, lambda _flow: False) is None
 
 
 def test_waiters_of_a_tenant_subdivided_later_are_still_served():
     tree = FlowTree(10)
     backlogged(tree, [("a", 1.0)], [("a", 1.0), ("user", 1.0)])
-    assert tree.pick(anyone).path == ("a",)
-    assert tree.pick(lambda flow: flow.path != ("a",)).path == ("a", "user")
+    assert pick(tree, anyone).path == ("a",)
+    assert pick(tree, lambda flow: flow.path != ("a",)).path == ("a", "user")
 
 
 @given(
@@ -127,6 +132,6 @@ def test_backlogged_siblings_never_drift_apart_by_more_than_one_charge(weights, 
     tree = FlowTree(10)
     flows = backlogged(tree, *[[(f"f{i}", w)] for i, w in enumerate(weights)])
     for cost in costs:
-        tree.charge(tree.pick(anyone), cost)
+        tree.charge(pick(tree, anyone), cost)
         counters = [flow.counter for flow in flows]
         assert max(counters) - min(counters) <= max(costs) / min(weights) + 1e-9

@@ -1,11 +1,12 @@
 """Chunking, victim selection, costs and estimates."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.chunking import chunk_tokens
-from policies.cost import LinearCost
+from policies.cost import CostConfig, Linear
 from policies.estimates import DrainRate
 from policies.ordering import order_key
 from policies.preemption import Candidate, choose_victim
@@ -33,7 +34,7 @@ def test_chunks_fit_and_make_progress(remaining, budget, least, others):
 
 
 def candidate(sequence: int, served: float, arrived: int, freed: int = 4) -> Candidate:
-    key = order_key(preempted=False, deadline=None, arrived=arrived, sequence=sequence)
+    key = order_key("edf", preempted=False, deadline=None, arrived=arrived, sequence=sequence)
     return Candidate(sequence, served, key, freed)
 
 
@@ -49,18 +50,19 @@ def test_a_victim_whose_blocks_are_shared_gains_nothing():
 
 
 def test_the_order_is_total():
-    key = {"preempted": False, "deadline": None, "arrived": 3}
+    key = {"ordering": "edf", "preempted": False, "deadline": None, "arrived": 3}
     assert order_key(sequence=1, **key) < order_key(sequence=2, **key)
-    assert order_key(preempted=True, deadline=None, arrived=9, sequence=9) < order_key(
-        preempted=False, deadline=1, arrived=0, sequence=0
+    assert order_key("edf", preempted=True, deadline=None, arrived=9, sequence=9) < order_key(
+        "edf", preempted=False, deadline=1, arrived=0, sequence=0
     )
 
 
 def test_cost_is_linear_and_validated():
-    assert LinearCost().of(10, 5) == 20
-    assert LinearCost(0.5, 3).of(10, 5) == 20
+    cost = Linear(0.5, 3.0)
+    assert cost.prompt(10, 20) == 5
+    assert cost.outputs(*np.array([[10.0], [2.0], [4.0]])).tolist() == [12.0]
     with pytest.raises(ValueError, match="output_weight"):
-        LinearCost(1, float("nan"))
+        CostConfig("linear", 1, float("nan"))
 
 
 def test_drain_rate_follows_what_is_measured():

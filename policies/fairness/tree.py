@@ -1,17 +1,18 @@
-"""Weighted fair sharing over a tree of flows, charged per token.
+"""The tree of flows: counters, what waits and what runs at each node.
 
-Each node of the tree keeps a virtual counter: the service its flow received, in cost units,
-divided by its weight. Service goes to the backlogged child with the smallest counter, level by
-level, so siblings share by weight whatever they hold below them, and an unused share is borrowed
-by whoever has work. After the Virtual Token Counter (Sheng et al., OSDI 2024, algorithm 2 and
-section 4.3 for weights), with its lift: a flow that returns from idle starts no lower than the
-least served of its backlogged siblings, or than the last one that left when none is backlogged.
+Each node keeps a virtual counter: the service its flow received, in cost units, divided by its
+weight. Who is served next is a rule over these nodes (`policies.fairness.rules`). A flow that
+returns from idle may be lifted: under the Virtual Token Counter (Sheng et al., OSDI 2024, algorithm
+2) it starts no lower than the least served of its backlogged siblings, or than the last one that
+left when none is backlogged, so that idleness saves up no credit.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isfinite
+
+RECENT = 5  # output lengths remembered a flow, for prediction
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,22 +25,27 @@ class Lift:
 
 
 class Flow:
-    """A node of the tree. `queued` counts waiting sequences and `live` all, here and below;
-
-    `own` counts those waiting here, not below.
+    """A node of the tree. `queued` counts waiting sequences, `running` those in the batch and
+    `live` all, here and below; `own` those waiting here, not below. `priority` (higher is sooner),
+    `deficit`, `recent` output lengths and `window` (start, admissions) are of single policies.
     """
 
     __slots__ = (
         "children",
         "counter",
+        "deficit",
         "index",
         "last_left",
         "live",
         "own",
         "parent",
         "path",
+        "priority",
         "queued",
+        "recent",
+        "running",
         "weight",
+        "window",
     )
 
     def __init__(self, path: tuple[str, ...], weight: float, parent: "Flow | None") -> None:
@@ -51,7 +57,12 @@ class Flow:
         self.counter = 0.0
         self.queued = 0
         self.own = 0
+        self.running = 0
         self.live = 0
+        self.priority = 0
+        self.deficit = 0.0
+        self.recent: deque[int] = deque(maxlen=RECENT)
+        self.window = (0, 0)
         self.last_left = 0.0  # counter of the child that was last to run out of waiters
 
     def __repr__(self) -> str:
@@ -66,9 +77,13 @@ class Flow:
 
 
 class FlowTree:
-    """All flows of one engine. At most `capacity` nodes are remembered; idle ones go first."""
+    """All flows of one engine. At most `capacity` nodes are remembered; idle ones go first.
 
-    def __init__(self, capacity: int) -> None:
+    With `lifts`, flows that return from idle are lifted.
+    """
+
+    def __init__(self, capacity: int, *, lifts: bool = True) -> None:
+        self._lifts = lifts
         self._root = Flow((), 1.0, None)
         self._capacity = capacity
         self._idle: OrderedDict[tuple[str, ...], Flow] = OrderedDict()  # leaves, oldest first
@@ -156,7 +171,7 @@ class FlowTree:
         lifts = []
         flow.own += 1
         for node in flow.upward():
-            if node.queued == 0:
+            if node.queued == 0 and self._lifts:
                 before, after = node.counter, max(node.counter, _entry_level(node))
                 if after > before:
                     node.counter = after
@@ -172,17 +187,29 @@ class FlowTree:
             if node.queued == 0 and node.parent is not None:
                 node.parent.last_left = node.counter
 
+    def start(self, flow: Flow) -> None:
+        """A sequence of `flow` entered the batch."""
+        for node in flow.upward():
+            node.running += 1
+
+    def stop(self, flow: Flow) -> None:
+        """A sequence of `flow` left the batch."""
+        for node in flow.upward():
+            node.running -= 1
+
     def charge(self, flow: Flow, cost: float) -> None:
         """Count `cost` units of service against `flow` and all it belongs to."""
         for node in flow.upward():
             node.counter += cost / node.weight
 
-    def pick(self, usable: Callable[[Flow], bool]) -> Flow | None:
-        """The flow with waiters next in line among those `usable` accepts.
+    @property
+    def root(self) -> Flow:
+        """The node above all tenants."""
+        return self._root
 
-        Waiters of an inner node (from before its tenant was subdivided) go before those below it.
-        """
-        return _descend(self._root, usable)
+    def backlogged(self) -> list[Flow]:
+        """Every node with waiters of its own."""
+        return [flow for flow in self._nodes.values() if flow.own]
 
 
 def _entry_level(node: Flow) -> float:
@@ -190,20 +217,3 @@ def _entry_level(node: Flow) -> float:
     assert parent is not None  # only nodes below the root are entered
     backlogged = [child.counter for child in parent.children.values() if child.queued]
     return min(backlogged) if backlogged else parent.last_left
-
-
-def _descend(node: Flow, usable: Callable[[Flow], bool]) -> Flow | None:
-    if node.own and usable(node):
-        return node
-    waiting = [child for child in node.children.values() if child.queued]
-    while waiting:
-        child = min(waiting, key=_standing)
-        found = _descend(child, usable)
-        if found is not None:
-            return found
-        waiting.remove(child)
-    return None
-
-
-def _standing(flow: Flow) -> tuple[float, tuple[str, ...]]:
-    return flow.counter, flow.path

@@ -1,0 +1,1 @@
+"""Fairness: who is served next, and what being served counts for."""

@@ -1,0 +1,209 @@
+"""Fairness policies: who is next among the flows that have work waiting.
+
+Every policy answers the same questions through `Rule`; the kernel does not know which one runs.
+`Head` is what a rule may know of a flow's first waiter.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf, isinf
+from typing import Protocol
+
+from policies.fairness.config import FairnessConfig
+from policies.fairness.tree import Flow, FlowTree
+
+MINUTE = 60_000_000_000  # nanoseconds
+SECOND = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A flow's first waiter: its arrival (ns), and what finds its cached prefix (tokens)."""
+
+    arrived: int
+    prefix: Callable[[], int]
+
+
+HeadOf = Callable[[Flow], Head]
+Usable = Callable[[Flow], bool]
+
+
+class Rule(Protocol):
+    """One fairness policy. It keeps no state of its own: flows carry it."""
+
+    def pick(self, tree: FlowTree, usable: Usable, head: HeadOf, now: int) -> Flow | None:
+        """The flow to serve next among those with waiters that `usable` accepts."""
+        ...
+
+    def prepay(self, flow: Flow, max_tokens: int) -> int:
+        """Output tokens charged when a sequence of `flow` is first admitted."""
+        ...
+
+    def admitted(self, tree: FlowTree, flow: Flow, cost: float, now: int) -> None:
+        """A sequence of `flow` was admitted; `cost` is what its prompt and prepayment cost."""
+        ...
+
+    def next_change(self, tree: FlowTree, now: int) -> int | None:
+        """When time alone will make a waiting flow eligible (ns); None if it never does."""
+        ...
+
+
+class _Plain:
+    """What most policies answer: nothing is prepaid, nothing happens at admission or in time."""
+
+    def prepay(self, _flow: Flow, _max_tokens: int) -> int:
+        return 0
+
+    def admitted(self, _tree: FlowTree, _flow: Flow, _cost: float, _now: int) -> None:
+        return None
+
+    def next_change(self, _tree: FlowTree, _now: int) -> int | None:
+        return None
+
+
+class Counters(_Plain):
+    """`fair`, `vtc` and `lcf`: the backlogged child with the smallest counter, level by level.
+
+    Siblings share by weight whatever they hold below them; an unused share is borrowed by whoever
+    has work. Waiters of an inner node (from before its tenant was subdivided) go before those below
+    it. `vtc` is Sheng et al., OSDI 2024, algorithm 2, with weights; `lcf` is the same without the
+    lift; `fair` adds the bounded lag, which `policies.fairness.lag` decides.
+    """
+
+    def pick(self, tree: FlowTree, usable: Usable, head: HeadOf, now: int) -> Flow | None:  # noqa: ARG002
+        return _descend(tree.root, usable)
+
+
+class Predicting(Counters):
+    """`vtc_predict`: the expected output is charged at admission, the difference as it shows.
+
+    The expectation is the mean of the flow's last five outputs (Sheng et al., section 4.4).
+    """
+
+    def prepay(self, flow: Flow, max_tokens: int) -> int:
+        if not flow.recent:
+            return 0
+        return min(max_tokens, round(sum(flow.recent) / len(flow.recent)))
+
+
+class Oracle(Counters):
+    """`vtc_oracle`: as `vtc_predict`, with the declared output taken for the true one."""
+
+    def prepay(self, _flow: Flow, max_tokens: int) -> int:
+        return max_tokens
+
+
+class Arrival(_Plain):
+    """`fcfs`: whoever arrived first, whosever it is."""
+
+    def pick(self, tree: FlowTree, usable: Usable, head: HeadOf, now: int) -> Flow | None:  # noqa: ARG002
+        flows = [flow for flow in tree.backlogged() if usable(flow)]
+        return min(flows, key=lambda flow: (head(flow).arrived, flow.path), default=None)
+
+
+class RequestsPerMinute(_Plain):
+    """`rpm`: first come first served, but each flow is admitted so often in each minute only.
+
+    Not work-conserving: a flow over its rate waits even when nobody else wants the engine.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+
+    def pick(self, tree: FlowTree, usable: Usable, head: HeadOf, now: int) -> Flow | None:
+        flows = [f for f in tree.backlogged() if usable(f) and self._used(f, now) < self._limit]
+        return min(flows, key=lambda flow: (head(flow).arrived, flow.path), default=None)
+
+    def admitted(self, _tree: FlowTree, flow: Flow, _cost: float, now: int) -> None:
+        flow.window = (now // MINUTE, self._used(flow, now) + 1)
+
+    def next_change(self, tree: FlowTree, now: int) -> int | None:
+        waits = any(self._used(flow, now) >= self._limit for flow in tree.backlogged())
+        return (now // MINUTE + 1) * MINUTE if waits else None
+
+    @staticmethod
+    def _used(flow: Flow, now: int) -> int:
+        window, used = flow.window
+        return used if window == now // MINUTE else 0
+
+
+class DeficitPrefix(_Plain):
+    """`dlpm`: the longest cached prefix among flows whose deficit is positive.
+
+    Deficit Longest Prefix Match (Cao et al., 2025): each flow spends its deficit; when all that
+    wait have spent theirs, each gets another quantum, times its weight.
+    """
+
+    def __init__(self, quantum: float) -> None:
+        self._quantum = quantum
+
+    def pick(self, tree: FlowTree, usable: Usable, head: HeadOf, now: int) -> Flow | None:  # noqa: ARG002
+        flows = [flow for flow in tree.backlogged() if usable(flow)]
+        if not flows:
+            return None
+        # what was charged since is the difference of counters; a deficit is a level to reach
+        rounds = min(0.0, max(flow.deficit - flow.counter for flow in flows))
+        if rounds <= 0:
+            refills = int(-rounds // self._quantum) + 1
+            for flow in flows:
+                flow.deficit += refills * self._quantum
+        open_ = [flow for flow in flows if flow.deficit > flow.counter]
+        return min(open_, key=lambda f: (-head(f).prefix(), head(f).arrived, f.path), default=None)
+
+
+class Priority(_Plain):
+    """`priority`: the highest priority first, then arrival; waiting raises it with `ageing`.
+
+    Strict priority (ageing inf) starves lower classes for as long as higher ones have work. With
+    ageing, a waiter overtakes anyone who arrived more than `ageing` seconds later per level.
+    """
+
+    def __init__(self, ageing: float) -> None:
+        self._ageing = ageing
+
+    def pick(self, tree: FlowTree, usable: Usable, head: HeadOf, now: int) -> Flow | None:
+        def rank(flow: Flow) -> tuple[float, int, tuple[str, ...]]:
+            arrived = head(flow).arrived
+            waited = 0.0 if isinf(self._ageing) else (now - arrived) / SECOND / self._ageing
+            return -(flow.priority + waited), arrived, flow.path
+
+        return min((f for f in tree.backlogged() if usable(f)), key=rank, default=None)
+
+
+def make_rule(config: FairnessConfig) -> Rule:
+    """The rule that `config` names."""
+    rules: dict[str, Rule] = {
+        "fair": Counters(),
+        "fcfs": Arrival(),
+        "lcf": Counters(),
+        "rpm": RequestsPerMinute(config.requests_per_minute),
+        "vtc": Counters(),
+        "vtc_predict": Predicting(),
+        "vtc_oracle": Oracle(),
+        "dlpm": DeficitPrefix(config.quantum),
+        "priority": Priority(config.ageing),
+    }
+    return rules[config.name]
+
+
+def make_tree(config: FairnessConfig, capacity: int) -> FlowTree:
+    """A tree for the policy that `config` names."""
+    return FlowTree(capacity, lifts=config.name != "lcf")
+
+
+def lag_bound(config: FairnessConfig) -> float:
+    """How far a backlogged flow may lag; inf for policies without a bound."""
+    return config.max_lag if config.name == "fair" else inf
+
+
+def _descend(node: Flow, usable: Usable) -> Flow | None:
+    if node.own and usable(node):
+        return node
+    waiting = [child for child in node.children.values() if child.queued]
+    while waiting:
+        child = min(waiting, key=lambda flow: (flow.counter, flow.path))
+        found = _descend(child, usable)
+        if found is not None:
+            return found
+        waiting.remove(child)
+    return None
