@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
-from engine.sim.fitted import ProfileFileError, load_fitted
-from engine.sim.profile import A10G_LLAMA2_7B, UNIT_TIME, CostProfile
-from engine.sim.roofline import H100_8B, H200_8B
+from engine.sim.fitted import FittedProfile, ProfileFileError, load_fitted
+from engine.sim.profile import A10G_LLAMA2_7B, UNIT_TIME, LinearProfile
+from engine.sim.roofline import H100_8B, H200_8B, RooflineProfile
 
-PROFILES: dict[str, CostProfile] = {
+NamedProfile = LinearProfile | RooflineProfile | FittedProfile
+
+PROFILES: dict[str, NamedProfile] = {
     "a10g-llama2-7b": A10G_LLAMA2_7B,
     "h100-8b": H100_8B,
     "h200-8b": H200_8B,
@@ -14,7 +16,7 @@ PROFILES: dict[str, CostProfile] = {
 }
 
 
-def profile_named(name: str) -> CostProfile:
+def profile_named(name: str) -> NamedProfile:
     """The profile called `name`, or the fitted one in the JSON file of that path.
 
     Raises ProfileFileError.

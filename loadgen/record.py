@@ -1,0 +1,212 @@
+"""What a run did, folded from the kernel's events: the same way for every policy."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.core.commands import FlowNode
+from loadgen.workload import Request
+from telemetry.events import (
+    Cause,
+    Event,
+    SequenceAdmitted,
+    SequenceArrived,
+    SequenceEnded,
+    SequenceForked,
+    SequencePreempted,
+    SequenceRefused,
+    SequenceStarted,
+    ServiceCharged,
+    StepCommitted,
+    StepPlanned,
+)
+
+FloatArray = npt.NDArray[np.float64]
+Path = tuple[str, ...]
+
+PROMPT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0  # of measured service, whatever a policy charges
+
+
+@dataclass(slots=True)
+class Fate:
+    """What became of one request. Instants are nanoseconds; None for what never happened.
+
+    `arrived` is when the kernel took it in: the first step boundary after `request.arrival`.
+    """
+
+    request: Request
+    arrived: int | None = None
+    admitted: int | None = None
+    first_token: int | None = None
+    ended: int | None = None
+    cause: Cause | None = None
+    output_tokens: int = 0
+    retry_after: int | None = None
+    preemptions: int = 0
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over all steps of a run."""
+
+    steps: int = 0
+    busy: int = 0  # nanoseconds
+    running: int = 0  # sequences in the batch, summed over steps
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    recomputed_tokens: int = 0
+    lag_tokens: int = 0
+    swapped_blocks: int = 0  # both ways
+    preemptions: Counter[str] = field(default_factory=Counter)  # by mode
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceLog:
+    """Service and backlog of every node of the flow tree, by number of steps done.
+
+    `service[k, i]` is what node i had received after k steps, in cost units over its weight.
+    `backlogs[i]` are the intervals [a, b] of step numbers in which it was backlogged: from the
+    moment after a steps when it had work waiting, paused or preempted until, after b steps, it no
+    longer had. Intervals that saw no step end are left out.
+    """
+
+    paths: tuple[Path, ...]
+    service: FloatArray
+    backlogs: tuple[tuple[tuple[int, int], ...], ...]
+
+
+class Recorder:
+    """Folds events as they come; `requests` are known before their events."""
+
+    def __init__(self, flows: Iterable[tuple[FlowNode, ...]]) -> None:
+        flows = tuple(flows)
+        self._paths = [tuple(node.name for node in flow) for flow in flows]  # by client
+        self.fates: dict[int, Fate] = {}  # by sequence
+        self.totals = Totals()
+        self.weights: dict[Path, float] = {}
+        for flow in flows:
+            for depth in range(1, len(flow) + 1):
+                path = tuple(node.name for node in flow[:depth])
+                self.weights[path] = flow[depth - 1].weight
+        self._numbers = {path: i for i, path in enumerate(self.weights)}
+        self._waiting: dict[int, Path] = {}  # sequences not running, with their flow
+        self._counts = [0] * len(self.weights)
+        self._since = [0] * len(self.weights)
+        self._backlogs: list[list[tuple[int, int]]] = [[] for _ in self.weights]
+        self._charges: list[tuple[int, int, float]] = []  # (steps done, node, cost units)
+        self._lines = {path: self._line(path) for path in self.weights}
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            SequenceArrived: self._arrived,
+            SequenceRefused: self._refused,
+            SequenceAdmitted: self._admitted,
+            SequenceForked: self._forked,
+            SequencePreempted: self._preempted,
+            SequenceStarted: self._started,
+            SequenceEnded: self._ended,
+            StepPlanned: self._planned,
+            StepCommitted: self._committed,
+            ServiceCharged: self._charged,
+        }
+
+    def _line(self, path: Path) -> tuple[int, ...]:
+        """A flow and all above it."""
+        return tuple(self._numbers[path[:depth]] for depth in range(1, len(path) + 1))
+
+    def expect(self, sequence: int, request: Request) -> None:
+        """`request` is about to be submitted as `sequence`."""
+        self.fates[sequence] = Fate(request)
+
+    def fold(self, events: Iterable[Event]) -> None:
+        """Take in the events of one iteration, in order."""
+        for event in events:
+            handler = self._handlers.get(type(event))
+            if handler is not None:
+                handler(event)
+
+    def log(self) -> ServiceLog:
+        """Service and backlog so far; what is still backlogged counts until now."""
+        now = self.totals.steps
+        service = np.zeros((now + 1, len(self.weights)))
+        if self._charges:
+            steps, nodes, amounts = zip(*self._charges, strict=True)
+            np.add.at(service, (np.asarray(steps), np.asarray(nodes)), np.asarray(amounts))
+        service = np.cumsum(service, axis=0) / np.asarray(list(self.weights.values()))
+        backlogs = [
+            (*closed, (since, now)) if count and since < now else tuple(closed)
+            for closed, count, since in zip(self._backlogs, self._counts, self._since, strict=True)
+        ]
+        return ServiceLog(tuple(self.weights), service, tuple(backlogs))
+
+    def _wait(self, sequence: int, path: Path) -> None:
+        if sequence in self._waiting:
+            return
+        self._waiting[sequence] = path
+        for node in self._lines[path]:
+            if self._counts[node] == 0:
+                self._since[node] = self.totals.steps
+            self._counts[node] += 1
+
+    def _go(self, sequence: int) -> None:
+        path = self._waiting.pop(sequence, None)
+        if path is None:
+            return
+        now = self.totals.steps
+        for node in self._lines[path]:
+            self._counts[node] -= 1
+            if self._counts[node] == 0 and self._since[node] < now:
+                self._backlogs[node].append((self._since[node], now))
+
+    def _arrived(self, event: SequenceArrived) -> None:
+        self.fates[event.sequence].arrived = event.now
+        self._wait(event.sequence, event.flow)
+
+    def _refused(self, event: SequenceRefused) -> None:
+        fate = self.fates[event.sequence]
+        fate.ended, fate.cause, fate.retry_after = event.now, event.cause, event.retry_after
+
+    def _admitted(self, event: SequenceAdmitted) -> None:
+        fate = self.fates[event.sequence]
+        if fate.admitted is None:
+            fate.admitted = event.now
+        self.totals.swapped_blocks += event.swapped_blocks
+        self._go(event.sequence)
+
+    def _forked(self, event: SequenceForked) -> None:
+        self._go(event.sequence)
+
+    def _preempted(self, event: SequencePreempted) -> None:
+        fate = self.fates[event.sequence]
+        fate.preemptions += 1
+        self.totals.preemptions[event.mode.value] += 1
+        self.totals.swapped_blocks += event.swapped_blocks
+        self._wait(event.sequence, self._paths[fate.request.client])
+
+    def _started(self, event: SequenceStarted) -> None:
+        self.fates[event.sequence].first_token = event.now
+
+    def _ended(self, event: SequenceEnded) -> None:
+        fate = self.fates[event.sequence]
+        fate.ended, fate.cause, fate.output_tokens = event.now, event.cause, event.output_tokens
+        self._go(event.sequence)
+
+    def _planned(self, event: StepPlanned) -> None:
+        self.totals.running += event.running
+
+    def _committed(self, event: StepCommitted) -> None:
+        totals = self.totals
+        totals.steps += 1
+        totals.busy += event.duration
+        totals.prompt_tokens += event.prompt_tokens
+        totals.recomputed_tokens += event.recomputed_tokens
+        totals.lag_tokens += event.lag_tokens
+
+    def _charged(self, event: ServiceCharged) -> None:
+        self.totals.output_tokens += event.output_tokens
+        cost = PROMPT_WEIGHT * event.prompt_tokens + OUTPUT_WEIGHT * event.output_tokens
+        if cost:
+            steps = self.totals.steps
+            self._charges += [(steps, node, cost) for node in self._lines[event.flow]]

@@ -1,0 +1,103 @@
+"""Runs of a grid as a table over seeds, and as JSON."""
+
+from collections.abc import Sequence
+from statistics import fmean, pstdev
+from typing import Any
+
+from loadgen.scenario import Scenario
+from loadgen.sweep import Run
+
+Row = tuple[str, ...]
+
+
+def to_json(scenario: Scenario, name: str, runs: Sequence[Run]) -> dict[str, Any]:
+    """Everything about the runs; the same runs give the same text."""
+    return {
+        "scenario": name,
+        "title": scenario.title,
+        "profile": scenario.device.profile,
+        "runs": [
+            {
+                "policy": run.cell.policy,
+                "scale": run.cell.scale,
+                "seed": run.cell.seed,
+                **run.figures,
+            }
+            for run in runs
+        ],
+    }
+
+
+def table(runs: Sequence[Run]) -> tuple[Row, list[Row]]:
+    """Header and one row a policy and rate scale: mean ± deviation, worst where it matters."""
+    groups: dict[tuple[str, float], list[Run]] = {}
+    for run in runs:
+        groups.setdefault((run.cell.policy, run.cell.scale), []).append(run)
+    scaled = len({scale for _, scale in groups}) > 1
+    late = any(run.figures["goodput"] for run in runs)
+    header = ("policy", *(("rate",) if scaled else ()), "seeds", *_FAIRNESS, *_LOAD)
+    header += _GOODPUT if late else ()
+    rows = []
+    for (policy, scale), group in groups.items():
+        row = (policy, *((f"{scale:g}",) if scaled else ()), str(len(group)))
+        row += _fairness(group) + _load(group) + (_goodput(group) if late else ())
+        rows.append(row)
+    return header, rows
+
+
+def markdown(header: Row, rows: Sequence[Row]) -> str:
+    """The table in Markdown."""
+    lines = [header, tuple("---" for _ in header), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+_FAIRNESS = ("Max", "Avg", "Var", "peak gap", "sup|ΔW| mean", "worst")
+_LOAD = ("tok/s", "p50 TTFT", "p99 TTFT", "batch", "rework", "preempted")
+_GOODPUT = ("on time/s", "violations", "refused", "at arrival")
+
+
+def _fairness(group: Sequence[Run]) -> Row:
+    figures = [run.figures["fairness"] for run in group]
+    gaps = [f["sup_gap"] for f in figures]
+    return (
+        _spread([f["max"] for f in figures]),
+        _spread([f["avg"] for f in figures]),
+        f"{fmean(f['var'] for f in figures):,.0f}",
+        f"{fmean(f['peak_gap'] for f in figures):,.0f}",
+        f"{fmean(gaps):,.0f}",
+        f"{max(gaps):,.0f}",
+    )
+
+
+def _load(group: Sequence[Run]) -> Row:
+    figures = [run.figures for run in group]
+    return (
+        f"{fmean(f['throughput'] for f in figures):.0f}",
+        _seconds(figures, "p50"),
+        _seconds(figures, "p99"),
+        f"{fmean(f['steps']['mean_batch'] for f in figures):.1f}",
+        f"{fmean(f['rework']['recomputed_share'] for f in figures):.1%}",
+        f"{fmean(sum(f['rework']['preemptions'].values()) for f in figures):.0f}",
+    )
+
+
+def _goodput(group: Sequence[Run]) -> Row:
+    figures = [run.figures["goodput"] for run in group if run.figures["goodput"]]
+    early = [f["refused_at_arrival"] for f in figures if f["refused_at_arrival"] is not None]
+    return (
+        f"{fmean(f['per_second'] for f in figures):.3f}",
+        f"{fmean(f['violations'] for f in figures):.1%}",
+        f"{fmean(f['refused_share'] for f in figures):.1%}",
+        f"{fmean(early):.1%}" if early else "-",
+    )
+
+
+def _seconds(figures: Sequence[dict[str, Any]], quantile: str) -> str:
+    values = [f["ttft"][quantile] for f in figures if f["ttft"] is not None]
+    return f"{fmean(values):.2f} s" if values else "-"
+
+
+def _spread(values: Sequence[float]) -> str:
+    if len(values) == 1:
+        return f"{values[0]:.0f}"
+    return f"{fmean(values):.0f} ± {pstdev(values):.0f}"

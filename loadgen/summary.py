@@ -1,0 +1,147 @@
+"""The figures of one run, as plain data for JSON."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from loadgen.fairness_metrics import service_gap, window_table
+from loadgen.goodput import goodput
+from loadgen.record import Fate, Recorder
+from loadgen.scenario import Scenario
+from loadgen.workload import Workload
+from telemetry.clock import NANOSECONDS
+from telemetry.events import Cause
+
+COMPLETE = (Cause.STOP, Cause.LENGTH, Cause.STOP_STRING)
+QUANTILES = (50, 95, 99)
+
+Summary = dict[str, Any]
+
+
+def summarise(scenario: Scenario, workload: Workload, recorder: Recorder, now: int) -> Summary:
+    """What `recorder` saw until `now` nanoseconds. Latencies leave the warm-up out."""
+    fates = list(recorder.fates.values())
+    start = scenario.measure_from * NANOSECONDS
+    measured = [fate for fate in fates if fate.request.arrival >= start]
+    windows = window_table(fates, len(workload.flows), scenario.windows)
+    gap = service_gap(recorder.log())
+    return {
+        "seconds": now / NANOSECONDS,
+        "throughput": _throughput(fates, now),
+        "requests": _outcomes(measured),
+        "ttft": _quantiles(_first_token_times(measured)),
+        "tpot": _quantiles(_token_times(measured)),
+        "completion": _quantiles(_completion_times(measured)),
+        "steps": _steps(recorder, now),
+        "rework": _rework(recorder),
+        "fairness": {
+            "max": windows.max,
+            "avg": windows.avg,
+            "var": windows.var,
+            "peak_gap": windows.peak_gap,
+            "ticks": list(windows.ticks),
+            "sup_gap": gap.value,
+            "sup_gap_pair": None if gap.pair is None else ["/".join(path) for path in gap.pair],
+        },
+        "goodput": goodput(measured, scenario.duration - scenario.measure_from),
+        "clients": _clients(workload, recorder, measured),
+    }
+
+
+def _throughput(fates: Sequence[Fate], now: int) -> float:
+    """Prompt and output tokens a second of requests that ran to their end."""
+    done = [fate for fate in fates if fate.cause in COMPLETE]
+    tokens = sum(fate.request.prompt + fate.output_tokens for fate in done)
+    return tokens * NANOSECONDS / now if now else 0.0
+
+
+def _outcomes(fates: Sequence[Fate]) -> dict[str, Any]:
+    refused = Counter(f.cause.value for f in fates if f.cause and f.arrived is None)
+    ended = Counter(f.cause.value for f in fates if f.cause and f.arrived is not None)
+    return {
+        "offered": len(fates),
+        "accepted": sum(1 for f in fates if f.arrived is not None),
+        "completed": sum(1 for f in fates if f.cause in COMPLETE),
+        "refused": dict(sorted(refused.items())),
+        "ended": dict(sorted(ended.items())),
+        "unfinished": sum(1 for f in fates if f.cause is None),
+    }
+
+
+def _first_token_times(fates: Sequence[Fate]) -> list[float]:
+    return [
+        (fate.first_token - fate.request.arrival) / NANOSECONDS
+        for fate in fates
+        if fate.first_token is not None
+    ]
+
+
+def _token_times(fates: Sequence[Fate]) -> list[float]:
+    """Mean seconds between tokens of each completed request of at least two."""
+    return [
+        (fate.ended - fate.first_token) / (fate.output_tokens - 1) / NANOSECONDS
+        for fate in fates
+        if fate.cause in COMPLETE and fate.output_tokens > 1 and fate.first_token and fate.ended
+    ]
+
+
+def _completion_times(fates: Sequence[Fate]) -> list[float]:
+    return [
+        (fate.ended - fate.request.arrival) / NANOSECONDS
+        for fate in fates
+        if fate.cause in COMPLETE and fate.ended is not None
+    ]
+
+
+def _quantiles(values: Sequence[float]) -> dict[str, float] | None:
+    if not values:
+        return None
+    found = np.percentile(values, QUANTILES)
+    return {f"p{q}": float(value) for q, value in zip(QUANTILES, found, strict=True)}
+
+
+def _steps(recorder: Recorder, now: int) -> dict[str, float]:
+    totals = recorder.totals
+    steps = max(1, totals.steps)
+    return {
+        "count": totals.steps,
+        "mean_ms": totals.busy / steps / 1e6,
+        "mean_batch": totals.running / steps,
+        "busy_share": totals.busy / now if now else 0.0,
+    }
+
+
+def _rework(recorder: Recorder) -> dict[str, Any]:
+    totals = recorder.totals
+    computed = totals.prompt_tokens + totals.output_tokens + totals.recomputed_tokens
+    return {
+        "recomputed_tokens": totals.recomputed_tokens,
+        "recomputed_share": totals.recomputed_tokens / max(1, computed),
+        "swapped_blocks": totals.swapped_blocks,
+        "preemptions": dict(sorted(totals.preemptions.items())),
+        "lag_tokens": totals.lag_tokens,
+    }
+
+
+def _clients(workload: Workload, recorder: Recorder, fates: Sequence[Fate]) -> list[dict[str, Any]]:
+    by_client: list[list[Fate]] = [[] for _ in workload.flows]
+    for fate in fates:
+        by_client[fate.request.client].append(fate)
+    final = dict(zip(recorder.weights, recorder.log().service[-1].tolist(), strict=True))
+    rows = []
+    for flow, own in zip(workload.flows, by_client, strict=True):
+        path = tuple(node.name for node in flow)
+        rows.append(
+            {
+                "client": "/".join(path),
+                "weight": flow[-1].weight,
+                "offered": len(own),
+                "completed": sum(1 for fate in own if fate.cause in COMPLETE),
+                "service": final[path],
+                "ttft": _quantiles(_first_token_times(own)),
+                "ttft_seconds": [round(value, 4) for value in _first_token_times(own)],
+            }
+        )
+    return rows

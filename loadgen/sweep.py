@@ -1,0 +1,97 @@
+"""A scenario's grid of policies, rate scales and seeds, run in parallel processes."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from itertools import product
+from multiprocessing import get_context
+from time import perf_counter
+from typing import Any
+
+from loadgen.data import DataFolder
+from loadgen.kernel_config import kernel_config, length_knowledge
+from loadgen.scenario import Scenario
+from loadgen.simulation import Rules, Simulation
+from loadgen.summary import summarise
+from loadgen.workload import make_workload
+from telemetry.clock import NANOSECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run of the grid."""
+
+    policy: str
+    scale: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A cell and its figures. `cost` is the run's own time in seconds of the wall."""
+
+    cell: Cell
+    figures: dict[str, Any]
+    cost: float
+
+
+def cells(
+    scenario: Scenario, policies: Sequence[str], scales: Sequence[float], seeds: int
+) -> list[Cell]:
+    """The grid, policy by policy; an empty choice takes the scenario's own."""
+    policies = policies or scenario.grid.policies or tuple(scenario.policies)
+    scales = scales or scenario.grid.scales
+    return [Cell(*cell) for cell in product(policies, scales, range(seeds or scenario.grid.seeds))]
+
+
+def prepare(scenario: Scenario, cell: Cell, data: DataFolder) -> Simulation:
+    """The simulation of one cell. Raises ScenarioError for what the scenario has wrong."""
+    profile = scenario.device.noise_free()
+    workload = make_workload(scenario, cell.seed, cell.scale, data, profile)
+    until = None if scenario.drain else int(scenario.duration * NANOSECONDS)
+    rules = Rules(
+        lengths=length_knowledge(scenario, cell.policy),
+        cap=scenario.cap,
+        until=until,
+        returns=scenario.returns,
+        seed=cell.seed,
+    )
+    kernel = kernel_config(scenario, cell.policy, profile.link)
+    return Simulation(workload, kernel, scenario.device.build(cell.seed), rules)
+
+
+def run_cell(scenario: Scenario, cell: Cell, data: DataFolder) -> Run:
+    """Simulate one cell and take its figures."""
+    started = perf_counter()
+    simulation = prepare(scenario, cell, data)
+    recorder = simulation.run()
+    figures = summarise(scenario, simulation.workload, recorder, simulation.clock.now())
+    return Run(cell, figures, perf_counter() - started)
+
+
+def run_grid(
+    scenario: Scenario,
+    grid: Sequence[Cell],
+    data: DataFolder,
+    jobs: int,
+    done: Callable[[Run], None],
+) -> list[Run]:
+    """All runs in the order of the grid; `done` is told of each as it ends."""
+    if jobs == 1 or len(grid) == 1:
+        runs = []
+        for cell in grid:
+            runs.append(run_cell(scenario, cell, data))
+            done(runs[-1])
+        return runs
+    found: dict[Cell, Run] = {}
+    with ProcessPoolExecutor(min(jobs, len(grid)), mp_context=get_context("spawn")) as pool:
+        tasks = [pool.submit(run_cell, scenario, cell, data) for cell in grid]
+        try:
+            for task in as_completed(tasks):
+                run = task.result()
+                found[run.cell] = run
+                done(run)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return [found[cell] for cell in grid]
