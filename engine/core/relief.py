@@ -3,7 +3,7 @@
 import numpy as np
 
 from engine.core.admission import next_in
-from engine.core.memory import promised_blocks, shortage
+from engine.core.memory import fits, promised_blocks, shortage
 from engine.core.preempt import pause, preempt
 from engine.core.sequence import Sequence
 from engine.core.state import KernelState
@@ -15,7 +15,10 @@ MOST_VICTIMS = 16  # of one step
 
 
 def relieve_lag(state: KernelState, now: int) -> None:
-    """Before a step: make room for the flow next in line while its lag exceeds the bound."""
+    """Before a step: make room for the flow next in line while its lag exceeds the bound.
+
+    The step's own decodes may each need a block; what is freed for the newcomer must not go there.
+    """
     if state.max_lag == np.inf:
         return
     for _ in range(MOST_VICTIMS):
@@ -25,11 +28,12 @@ def relieve_lag(state: KernelState, now: int) -> None:
         if poor is None:
             return
         head = next_in(state, poor)
-        growing = state.batch.running  # the step's own decodes may each need a block
-        short = shortage(state, head, promised_blocks(state), growing // state.config.block_size)
-        if short <= 0 and not state.batch.full:
+        spoken_for = promised_blocks(state) + state.batch.running // state.config.block_size
+        room = fits(state, head, spoken_for)
+        if room and not state.batch.full:
             return
         rich = most_served_over(poor, state.max_lag)
+        short = 0 if room else max(1, shortage(state, head, spoken_for))
         if rich is None or not _give_way(state, rich, head, short, now):
             return
 
@@ -39,10 +43,11 @@ def _give_way(state: KernelState, rich: Flow, head: Sequence, short: int, now: i
     running = [s for s in state.batch.live() if s.flow is rich]
     if not running:
         return False
-    if short <= 0 and state.config.policy.pause:
-        pause(state, _cheapest(state, running, 0), PreemptReason.LAG, head, now)
+    victim = _cheapest(state, running, short)
+    if short or not state.config.policy.pause:
+        preempt(state, victim, PreemptReason.LAG, head, now)
     else:
-        preempt(state, _cheapest(state, running, short), PreemptReason.LAG, head, now)
+        pause(state, victim, PreemptReason.LAG, head, now)
     return True
 
 
