@@ -2,11 +2,11 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from engine.core.commands import Command
 from engine.core.executor import Executor
-from engine.core.plan import StepPlan
+from engine.core.plan import StepPlan, StepResult
 from engine.core.scheduler import Scheduler
 
 TicketT = TypeVar("TicketT")
@@ -14,6 +14,22 @@ TicketT = TypeVar("TicketT")
 
 class ExecutorFailedError(Exception):
     """The executor raised: it is lost as a whole, and so is what it held in memory."""
+
+
+class Recorder(Protocol):
+    """Keeps what is done to a kernel. Told before it is done, so that a fault is kept too."""
+
+    def command(self, now: int, command: Command) -> None:
+        """`command` is applied at `now`."""
+        ...
+
+    def plan(self, now: int) -> None:
+        """A step is asked for at `now`."""
+        ...
+
+    def result(self, now: int, plan: StepPlan, result: StepResult) -> None:
+        """`result` of `plan` is committed at `now`."""
+        ...
 
 
 class EngineLoop(Generic[TicketT]):
@@ -24,9 +40,14 @@ class EngineLoop(Generic[TicketT]):
     """
 
     def __init__(
-        self, scheduler: Scheduler, executor: Executor[TicketT], now: Callable[[], int]
+        self,
+        scheduler: Scheduler,
+        executor: Executor[TicketT],
+        now: Callable[[], int],
+        recorder: Recorder | None = None,
     ) -> None:
         self.scheduler = scheduler
+        self._recorder = recorder
         self._executor = executor
         self._now = now
         self._flights: deque[tuple[StepPlan, TicketT]] = deque()
@@ -38,8 +59,8 @@ class EngineLoop(Generic[TicketT]):
         of time can change anything.
         """
         for command in commands:
-            self.scheduler.apply(command, self._now())
-        plan = self.scheduler.plan(self._now())
+            self._apply(command)
+        plan = self._plan()
         if plan is not None:
             self._flights.append((plan, self._launch(plan)))
         full = len(self._flights) >= self.scheduler.config.max_in_flight
@@ -47,6 +68,18 @@ class EngineLoop(Generic[TicketT]):
             return plan is not None
         self._commit_oldest()
         return True
+
+    def _apply(self, command: Command) -> None:
+        now = self._now()
+        if self._recorder:
+            self._recorder.command(now, command)
+        self.scheduler.apply(command, now)
+
+    def _plan(self) -> StepPlan | None:
+        now = self._now()
+        if self._recorder:
+            self._recorder.plan(now)
+        return self.scheduler.plan(now)
 
     def _launch(self, plan: StepPlan) -> TicketT:
         try:
@@ -60,4 +93,7 @@ class EngineLoop(Generic[TicketT]):
             result = self._executor.wait(ticket)
         except Exception as error:
             raise ExecutorFailedError(f"step {plan.step}: {error!r}") from error
-        self.scheduler.commit(plan, result, self._now())
+        now = self._now()
+        if self._recorder:
+            self._recorder.result(now, plan, result)
+        self.scheduler.commit(plan, result, now)

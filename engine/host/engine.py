@@ -12,6 +12,7 @@ from engine.core.config import KernelConfig
 from engine.core.hashing import block_hashes, salt_of
 from engine.core.outputs import Finished, OutputBatch
 from engine.core.plan import IntArray, Sampling
+from engine.host.command_log import CommandLogConfig
 from engine.host.generation import MAX_BUFFERED_TOKENS, Generation
 from engine.host.worker import AnyExecutor, EngineState, EngineWorker, Load
 from telemetry.clock import NANOSECONDS, Clock
@@ -47,6 +48,7 @@ class HostConfig:
     step_timeout: float = 120.0  # seconds; a step that takes longer is hung
     max_buffered_tokens: int = MAX_BUFFERED_TOKENS  # of one request that is not read
     share_prefixes: bool = False  # whether tenants may hit each other's cached prefixes
+    command_log: CommandLogConfig | None = None  # where everything done to the kernel is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,13 @@ class Engine:
         self._idle = asyncio.Event()
         self._idle.set()
         self._worker = EngineWorker(
-            name, kernel, executor_factory, clock, self, self._host.max_restarts
+            name,
+            kernel,
+            executor_factory,
+            clock,
+            self,
+            self._host.max_restarts,
+            self._host.command_log,
         )
 
     def start(self) -> None:

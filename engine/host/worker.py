@@ -12,9 +12,11 @@ from typing import Any, Protocol
 from engine.core.commands import Command, ExecutorLost, Submit
 from engine.core.config import KernelConfig
 from engine.core.executor import Executor
+from engine.core.journal import STOPPED
 from engine.core.loop import EngineLoop, ExecutorFailedError
 from engine.core.outputs import OutputBatch
 from engine.core.scheduler import Scheduler
+from engine.host.command_log import CommandLog, CommandLogConfig
 from telemetry.clock import NANOSECONDS, Clock
 from telemetry.events import Event
 
@@ -74,6 +76,7 @@ class EngineWorker:
         clock: Clock,
         listener: Listener,
         max_restarts: int,
+        command_log: CommandLogConfig | None = None,
     ) -> None:
         self.load = Load()
         self.busy_since: float | None = None  # time.monotonic() at the start of the iteration
@@ -85,6 +88,8 @@ class EngineWorker:
         self._listener = listener
         self._max_restarts = max_restarts
         self._failures: deque[float] = deque(maxlen=max_restarts + 1)
+        self._command_log = command_log
+        self._log: CommandLog | None = None
         self._scheduler = Scheduler(config)
         self._mailbox: deque[Command] = deque()
         self._applying: list[Command] = []
@@ -118,13 +123,15 @@ class EngineWorker:
 
     def _main(self) -> None:
         executor = self._build("could not start")
+        self._open_log()
         while executor is not None:
             self._listener.on_state(EngineState.READY, "")
             executor = self._serve(executor)
+        self._close_log(STOPPED)
 
     def _serve(self, executor: AnyExecutor) -> AnyExecutor | None:
         """Iterate until told to stop (None) or until a new executor is needed."""
-        loop = EngineLoop(self._scheduler, executor, self._clock.now)
+        loop = EngineLoop(self._scheduler, executor, self._clock.now, self._log)
         try:
             while not self._stopping:
                 self._iterate(loop)
@@ -157,6 +164,8 @@ class EngineWorker:
         )
         outputs, events = scheduler.take_outputs(), scheduler.take_events()
         if events:
+            if self._log:
+                self._log.events(events)
             self._listener.on_events(events)
         if outputs:
             self._listener.on_outputs(outputs)
@@ -178,6 +187,7 @@ class EngineWorker:
         self._failures.append(now)
         recent = sum(1 for at in self._failures if now - at < RESTART_WINDOW)
         if recent > self._max_restarts:
+            self._close_log(reason)
             self._listener.on_state(EngineState.FAILED, f"failed {recent} times; last: {reason}")
             return None
         self._listener.on_state(EngineState.RESTARTING, reason)
@@ -193,7 +203,10 @@ class EngineWorker:
             return None
 
     def _fail_running(self, reason: str) -> None:
-        self._scheduler.apply(ExecutorLost(reason), self._clock.now())
+        command, now = ExecutorLost(reason), self._clock.now()
+        if self._log:
+            self._log.command(now, command)
+        self._scheduler.apply(command, now)
         self._publish()
 
     def _fail_all(self, reason: str) -> None:
@@ -203,4 +216,15 @@ class EngineWorker:
             if isinstance(command, Submit):
                 lost.extend(command.sequences)
         self._listener.on_lost(lost, reason)
+        self._close_log(reason)
         self._scheduler = Scheduler(self._config)
+        self._open_log()
+
+    def _open_log(self) -> None:
+        """Each kernel has a log of its own, from its first command on."""
+        if self._command_log:
+            self._log = CommandLog(self._command_log, self._config, self._name)
+
+    def _close_log(self, reason: str) -> None:
+        if self._log:
+            self._log.close(reason)

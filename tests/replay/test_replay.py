@@ -1,0 +1,291 @@
+"""A recorded kernel is repeated decision by decision, without the tokens it worked on."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.core.commands import Abort, Cancel, ExecutorLost, Finish
+from engine.core.journal_records import JournalError
+from engine.core.loop import EngineLoop
+from engine.core.plan import Sampling
+from engine.sim.executor import SimExecutor
+from engine.sim.profile import A10G_LLAMA2_7B
+from loadgen.command_log import CommandLogFile, ReplayedFaultError, Verifier
+from policies.config import PolicyConfig
+from policies.fairness.config import FairnessConfig
+from telemetry.events import Cause, SequenceAdmitted, SequencePreempted
+from telemetry.lineage import Scope
+from tests.kernel.world import config
+from tests.replay.recorded import RecordedWorld, verify
+
+ROOT = Path(__file__).parents[2]
+STOPS = Sampling(temperature=0.0, stop_token_ids=(17, 48, 79), min_tokens=2)
+
+ACTIONS = st.one_of(
+    st.tuples(
+        st.just("arrive"),
+        st.sampled_from(["a", "b", "c"]),
+        st.integers(1, 70),  # prompt tokens
+        st.integers(1, 40),  # output tokens
+        st.integers(1, 3),  # choices
+        st.one_of(st.none(), st.integers(1, 2_000)),  # deadline in ms from now
+        st.booleans(),  # with stop tokens
+    ),
+    st.tuples(st.just("follow"), st.integers(1, 30), st.integers(0, 20), st.integers(1, 30)),
+    st.tuples(st.just("steps"), st.integers(1, 12)),
+    st.tuples(st.just("abort"), st.integers(1, 30)),
+    st.tuples(st.just("finish"), st.integers(1, 30), st.integers(1, 5)),
+    st.tuples(st.just("cancel"), st.sampled_from(["a", "b"]), st.booleans()),
+    st.just(("lost",)),
+)
+
+
+class Talk(RecordedWorld):
+    """Callers who also go on from what they were answered, so that generated blocks are found."""
+
+    def __init__(self, kernel) -> None:
+        super().__init__(kernel)
+        self.use(SimExecutor(A10G_LLAMA2_7B, _draw, self.clock.advance, block_size=8))
+        self.prompts: dict[int, tuple[str, list[int]]] = {}
+
+    def say(self, tenant: str, prompt: list[int], output: int, **more) -> None:
+        for number in self.submit(tenant, prompt, output, **more):
+            self.prompts[number] = (tenant, prompt)
+
+    def play(self, actions) -> None:
+        for action in actions:
+            match action:
+                case ("arrive", tenant, prompt, output, n, timeout, stops):
+                    deadline = timeout and self.clock.now() + timeout * 1_000_000
+                    tokens = [7 + prompt % 3] * prompt
+                    more = {"sampling": STOPS} if stops else {}
+                    self.say(tenant, tokens, output, n=n, deadline=deadline, **more)
+                case ("follow", number, more, output) if self.prompts:
+                    number = 1 + number % len(self.prompts)
+                    tenant, prompt = self.prompts[number]
+                    self.say(tenant, [*prompt, *self.tokens[number], *[5] * more], output)
+                case ("steps", count):
+                    for _ in range(count):
+                        self.step()
+                case ("abort", number):
+                    self.apply(Abort((number,), Cause.DISCONNECTED))
+                case ("finish", number, keep):
+                    if number in self.tokens and number not in self.ended:
+                        self.apply(Finish(number, min(keep, len(self.tokens[number]))))
+                case ("cancel", tenant, remember):
+                    self.apply(Cancel(Scope(tenant, "task"), remember=remember))
+                case ("lost",):
+                    self.lose()
+        self.run()
+
+    def lose(self) -> None:
+        """The executor dies with what it holds, as the host would tell; a new one goes on."""
+        self.apply(ExecutorLost("cable cut"))
+        recorder = self.recorder
+        self.use(SimExecutor(A10G_LLAMA2_7B, _draw, self.clock.advance, block_size=8))
+        self.recorder = recorder
+        self.loop = EngineLoop(self.scheduler, self.executor, self.clock.now, recorder)
+
+
+def _draw(join, index: int) -> int:
+    """Choices differ, and so do prompts; everything comes again."""
+    return (int(join.tokens[0]) + join.sampling.seed * 7 + index * 31) % 97
+
+
+KERNELS = st.builds(
+    lambda blocks, slots, flight, drafts, fairness, ordering, host: config(
+        num_blocks=blocks,
+        max_running=slots,
+        max_step_tokens=72,
+        max_in_flight=flight,
+        draft_tokens=drafts,
+        block_size=8,
+        host_blocks=host,
+        policy=PolicyConfig(
+            fairness=FairnessConfig(fairness, max_lag=60.0, quantum=50.0), ordering=ordering
+        ),
+    ),
+    blocks=st.integers(18, 60),
+    slots=st.integers(1, 8),
+    flight=st.sampled_from([1, 2]),
+    drafts=st.sampled_from([0, 3]),
+    fairness=st.sampled_from(["fair", "fcfs", "vtc", "dlpm", "priority"]),
+    ordering=st.sampled_from(["edf", "fcfs", "prefix", "sjf"]),
+    host=st.sampled_from([0, 30]),
+)
+
+
+def test_blocks_of_answers_are_found_again_in_a_replay(tmp_path):
+    """The second turn's prompt holds the first answer; its cached prefix reaches into it."""
+    world = Talk(config(block_size=8))
+    world.say("a", [3] * 20, 30, n=2, sampling=Sampling(temperature=0.0, seed=1))
+    world.run()
+    world.play([("follow", 0, 4, 10), ("follow", 1, 4, 10)])
+    turns = [event.cached_tokens for event in world.of(SequenceAdmitted)[-2:]]
+    assert min(turns) > 40
+    assert verify(world.log(tmp_path / "log")).difference is None
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.lists(ACTIONS, max_size=30), KERNELS)
+def test_random_histories_replay_to_the_same_bytes(tmp_path_factory, actions, kernel):
+    world = Talk(kernel)
+    world.play(actions)
+    verdict = verify(world.log(tmp_path_factory.getbasetemp() / "commands.log"))
+    assert verdict.difference is None
+    assert (verdict.events, verdict.end) == (len(world.events), "stopped")
+
+
+def _busy() -> Talk:
+    """Two tenants in a pool too small for both, then one more turn."""
+    world = Talk(config(num_blocks=40, block_size=8, kv_reserve=0.0, max_in_flight=2))
+    for tenant in "abab":
+        world.say(tenant, [ord(tenant)] * 50, 60, n=2, sampling=STOPS)
+    world.say("b", [1] * 30, 40)
+    world.run()
+    world.play([("follow", number, 3, 5) for number in range(5)])
+    return world
+
+
+def test_work_that_is_taken_back_replays(tmp_path):
+    world = _busy()
+    assert world.of(SequencePreempted)
+    assert {Cause.STOP, Cause.LENGTH} <= {finished.cause for finished in world.ended.values()}
+    assert verify(world.log(tmp_path / "log")).difference is None
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from loadgen.command_log import CommandLogFile
+from tests.replay.recorded import verify
+verdict = verify(CommandLogFile(Path(sys.argv[1])))
+print(verdict.difference, verdict.events)
+"""
+
+
+@pytest.mark.parametrize("seed", ["1", "77"])
+def test_the_hash_seed_of_the_process_does_not_matter(tmp_path, seed):
+    world = _busy()
+    world.log(tmp_path / "log")
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, tmp_path / "log"],
+        env={**os.environ, "PYTHONHASHSEED": seed},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == f"None {len(world.events)}\n"
+
+
+def test_nothing_of_prompts_and_answers_is_in_the_log(tmp_path):
+    """Equal histories over other tokens give equal logs but for the block hashes."""
+    logs = []
+    for token in (123, 456):
+        world = RecordedWorld()
+        world.submit("a", [token] * 40, 40, salt=b"s")
+        world.run()
+        logs.append([line for line in world.recorder.lines if not line.startswith(b'["h"')])
+        assert len(world.recorder.lines) > len(logs[-1])
+    hashes = [json.loads(log[1])[3].pop("block_hashes") for log in logs]
+    assert [len(found) for found in hashes] == [2, 2]
+    assert not set(hashes[0]) & set(hashes[1])
+    assert logs[0][2:] == logs[1][2:]
+
+
+def test_a_decision_that_differs_is_shown(tmp_path):
+    world = _busy()
+    log = world.log(tmp_path / "log")
+    lines = log.path.read_bytes().splitlines(keepends=True)
+    at = next(i for i, line in enumerate(lines) if b"SequencePreempted" in line)
+    lines[at] = lines[at].replace(b'"reason":"', b'"reason":"not_')
+    log.path.write_bytes(b"".join(lines))
+    difference = verify(log).difference
+    assert difference.line == at + 1
+    assert difference.recorded.replace("not_", "") == difference.replayed
+
+
+def test_a_kernel_that_plans_otherwise_is_told_by_its_first_decision(tmp_path):
+    """The recorded results no longer fit; what is shown is the event, not the misfit."""
+    log = _busy().log(tmp_path / "log")
+    changed = replace(log.header.kernel, max_running=2)
+    log.header = replace(log.header, kernel=changed)
+    difference = verify(log).difference
+    assert json.loads(difference.recorded)["event"] == "SequenceAdmitted"  # the third one
+    assert json.loads(difference.replayed)["event"] == "FlowStalled"
+
+
+def test_a_log_that_breaks_off_is_repeated_as_far_as_it_goes(tmp_path):
+    log = _busy().log(tmp_path / "log", end=None)
+    assert verify(log).end is None
+    whole = log.path.read_bytes()
+    log.path.write_bytes(whole[: len(whole) // 2])
+    verdict = verify(log)
+    assert (verdict.end, verdict.difference) == (None, None)
+    assert verdict.events > 100
+
+
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [
+        (b"", "its first line is not a header"),
+        (b"hello\n", "its first line is not a header"),
+        (b'{"event":"FlowStalled"}\n', "its first line is not a header"),
+        (b'{"log":"watermaster command log","format":99}\n', "format 99, .* reads format 1"),
+        (
+            b'{"log":"watermaster command log","format":1,"kernel":{"num_blocks":4,"warp":9}}\n',
+            "has a field 'warp' that is not known here",
+        ),
+        (b'{"log":"watermaster command log","format":1,"kernel":{}}\n', "lacks the field"),
+        (
+            b'{"log":"watermaster command log","format":1,"kernel":{"num_blocks":0}}\n',
+            "num_blocks must be at least 1",
+        ),
+    ],
+)
+def test_what_is_no_log_of_ours_is_refused(tmp_path, first, message):
+    (tmp_path / "log").write_bytes(first)
+    with pytest.raises(JournalError, match=message):
+        CommandLogFile(tmp_path / "log")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[1]",
+        b"nonsense",
+        b'["c",1,"Fly",{}]',
+        b'["c",1,"Abort",{"sequences":[1]}]',
+        b'["c",1,"Abort",{"sequences":[1],"cause":"boredom"}]',
+        b'["r",1,{"step":1}]',
+    ],
+)
+def test_a_broken_record_is_named_by_its_line(tmp_path, line):
+    log = RecordedWorld().log(tmp_path / "log")
+    log.path.write_bytes(log.path.read_bytes() + line + b"\n")
+    with pytest.raises(JournalError, match="line 3 is not a record"):
+        verify(log)
+
+
+def test_a_missing_log_is_told():
+    with pytest.raises(JournalError, match="cannot read /nowhere/log: No such file"):
+        CommandLogFile(Path("/nowhere/log"))
+
+
+def test_a_fault_of_the_kernel_happens_again(tmp_path):
+    """A record that breaks the kernel is in the log, since it is written before it is done."""
+    world = RecordedWorld()
+    world.submit("a", 10, 5)
+    lines = world.recorder.lines
+    lines.append(lines[1].replace(b'"weight":1.0', b'"weight":-1.0').replace(b"[1]", b"[2]"))
+    log = world.log(tmp_path / "log", end="fault in the kernel")
+    with pytest.raises(ReplayedFaultError, match=r"line 4: ValueError\(.*must be positive"):
+        Verifier(log).run()
