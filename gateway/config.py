@@ -5,14 +5,18 @@ is what `docs/configuration.md` and `watermaster.example.toml` say: both are gen
 models. `gateway.config_load` fills them from a file, the environment and the command line.
 """
 
+from math import inf
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from engine.core.config import KernelConfig
-from policies.config import PolicyConfig
+from policies.config import ORDERINGS, PREEMPTIONS, PolicyConfig
+from policies.cost import NAMES as COSTS
 from policies.cost import CostConfig
+from policies.fairness.config import NAMES as FAIRNESS
+from policies.fairness.config import FairnessConfig
 
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, le=3600)]
@@ -99,6 +103,9 @@ class KernelSettings(Section):
     a GPU 85% of what the weights leave free; and never more than `max_running` sequences of
     `max_context` tokens can use."""
 
+    host_memory: Annotated[int, Field(ge=0)] = 256 << 20
+    """Bytes of host memory for the KV of work that gave way to others; 0 computes it again."""
+
     block_size: Annotated[int, Field(ge=1, le=1024)] = 16
     """Tokens in a KV block."""
 
@@ -126,12 +133,6 @@ class KernelSettings(Section):
     tenant_queued_tokens: Count = 500_000
     """Prompt tokens that one tenant may have waiting, unless it sets its own number."""
 
-    prompt_cost: Cost = 1.0
-    """What a prompt token costs the tenant's fair share when it is first computed."""
-
-    output_cost: Cost = 2.0
-    """What an output token costs the tenant's fair share."""
-
     kv_reserve: Annotated[float, Field(ge=0, lt=1)] = 0.02
     """Share of the KV cache kept free for growth when admitting."""
 
@@ -148,16 +149,21 @@ class KernelSettings(Section):
     """Tenants and groups that the scheduler keeps account of at a time."""
 
     def to_config(
-        self, *, num_blocks: int = 1, vocab_size: int = 1, model_context: int = 1 << 20
+        self,
+        policy: PolicyConfig | None = None,
+        *,
+        num_blocks: int = 1,
+        host_blocks: int = 0,
+        vocab_size: int = 1,
+        model_context: int = 1 << 20,
     ) -> KernelConfig:
         """The engine's own form. `model_context` is the model's limit, in tokens."""
-        own_form = {"kv_memory", "max_context", "tombstone_ttl", "prompt_cost", "output_cost"}
+        own_form = {"kv_memory", "host_memory", "max_context", "tombstone_ttl"}
         values = self.model_dump(exclude=own_form)
         return KernelConfig(
-            policy=PolicyConfig(
-                cost=CostConfig("linear", self.prompt_cost, self.output_cost),
-            ),
+            policy=policy or PolicyConfig(),
             num_blocks=num_blocks,
+            host_blocks=host_blocks,
             vocab_size=vocab_size,
             max_context=min(self.max_context or model_context, model_context),
             tombstone_ttl=round(self.tombstone_ttl * 1e9),
@@ -168,6 +174,65 @@ class KernelSettings(Section):
     def _consistent(self) -> "KernelSettings":
         self.to_config()  # raises on what no single range can say
         return self
+
+
+class PolicySettings(Section):
+    """Who is served next, and at whose expense."""
+
+    fairness: Literal[FAIRNESS] = "fair"  # type: ignore[valid-type]
+    """`fair` shares by weight, token by token, with a bound on how far a backlogged tenant may lag.
+    The others are for comparison: `vtc`, `vtc_predict`, `vtc_oracle`, `lcf`, `fcfs`, `rpm`, `dlpm`,
+    `priority`."""
+
+    max_lag: Annotated[float, Field(gt=0)] = 4096.0
+    """`fair`: cost units, divided by weight, that a backlogged tenant may fall behind the most
+    served one before running work of that one gives way. Smaller is fairer and moves more KV."""
+
+    requests_per_minute: Count = 60
+    """`rpm`: admissions of one tenant in each minute."""
+
+    quantum: Annotated[float, Field(gt=0)] = 4096.0
+    """`dlpm`: cost units, divided by weight, that a tenant may spend before others get theirs."""
+
+    ageing: Annotated[float, Field(gt=0)] | None = None
+    """`priority`: seconds of waiting worth one level. Absent: strict, lower levels may starve."""
+
+    cost: Literal[COSTS] = "linear"  # type: ignore[valid-type]
+    """What service counts for: `linear` in tokens, `profiled` (quadratic, in milliseconds of a
+    reference device), or `device_time` (measured)."""
+
+    prompt_cost: Cost = 1.0
+    """`linear`: what a prompt token costs when it is first computed."""
+
+    output_cost: Cost = 2.0
+    """`linear`: what an output token costs."""
+
+    ordering: Literal[ORDERINGS] = "edf"  # type: ignore[valid-type]
+    """Order within a tenant: earliest deadline (`edf`), least slack (`slack`), shortest (`sjf`),
+    longest cached prefix (`prefix`), or arrival (`fcfs`)."""
+
+    preemption: Literal[PREEMPTIONS] = "auto"  # type: ignore[valid-type]
+    """What becomes of KV that is taken back: moved to host memory (`swap`), computed again
+    (`recompute`), or whichever is predicted to cost less (`auto`)."""
+
+    pause: bool = True
+    """Whether work may lose its place in the batch and keep its KV."""
+
+    def to_config(self) -> PolicyConfig:
+        """The engine's own form."""
+        return PolicyConfig(
+            fairness=FairnessConfig(
+                name=self.fairness,
+                max_lag=self.max_lag,
+                requests_per_minute=self.requests_per_minute,
+                quantum=self.quantum,
+                ageing=inf if self.ageing is None else self.ageing,
+            ),
+            cost=CostConfig(self.cost, self.prompt_cost, self.output_cost),
+            ordering=self.ordering,
+            preemption=self.preemption,
+            pause=self.pause,
+        )
 
 
 class EngineSettings(Section):
@@ -230,6 +295,7 @@ class Settings(Section):
     server: ServerSettings = ServerSettings()
     model: ModelSettings = ModelSettings()
     kernel: KernelSettings = KernelSettings()
+    policy: PolicySettings = PolicySettings()
     engine: EngineSettings = EngineSettings()
     store: StoreSettings = StoreSettings()
     telemetry: TelemetrySettings = TelemetrySettings()

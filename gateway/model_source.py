@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from engine.core.config import KernelConfig
     from engine.runtime.executor import TorchExecutor
     from engine.runtime.model_config import ModelConfig
+    from policies.config import PolicyConfig
 
 GIB = 1 << 30
 GPU_SHARE = 0.85  # the rest is for activations and what other programs need
@@ -58,7 +59,9 @@ def find_model(settings: ModelSettings) -> ModelSource:
     return ModelSource(path, _read_config(path), dtype, device, _revision(path, str(dtype)))
 
 
-def kernel_config(source: ModelSource, settings: KernelSettings) -> "KernelConfig":
+def kernel_config(
+    source: ModelSource, settings: KernelSettings, policy: "PolicyConfig | None" = None
+) -> "KernelConfig":
     """Sizes and limits of the engine, with as many KV blocks as memory and use allow."""
     model = source.config
     sized = settings.to_config(vocab_size=model.vocab_size, model_context=model.context_length)
@@ -69,6 +72,8 @@ def kernel_config(source: ModelSource, settings: KernelSettings) -> "KernelConfi
         useful = settings.max_running * -(-sized.max_context // settings.block_size)
         memory = min(_memory_for_kv(source), useful * block_bytes)
     return settings.to_config(
+        policy,
+        host_blocks=settings.host_memory // block_bytes,
         num_blocks=max(1, memory // block_bytes),
         vocab_size=model.vocab_size,
         model_context=model.context_length,

@@ -12,9 +12,7 @@ MAX_FUNCTION = {"product": 50, "tests": 60}
 
 # What was longer when the rule came, with its length. Shorten it, then lower or drop its entry;
 # nothing is ever added.
-EXEMPT = {
-    "engine/core/state.py:KernelState.end": 53,
-}
+EXEMPT: dict[str, int] = {}
 
 
 def lengths() -> Iterator[tuple[str, int, int]]:

@@ -33,7 +33,7 @@ def _admit_in_turn(
         flow = state.rule.pick(state.tree, lambda f: f not in passed, state.head, now)
         if flow is None:
             return
-        head = next_in(state, flow)
+        first, head = next(state.waiting.front(flow)), next_in(state, flow)
         cause = obstacle(state, draft.budget, head)
         if cause is not None:
             stalled[flow] = (cause, head.id)
@@ -41,16 +41,16 @@ def _admit_in_turn(
         chosen = head
         if not fits(state, head, promised):
             stalled[flow] = (Stall.KV_BLOCKS, head.id)
-            if head.bypassed >= state.config.kv_bypass_limit:
+            if first.bypassed >= state.config.kv_bypass_limit:
                 return  # everyone waits until the blocks for this one are free
             smaller = _smaller_one(state, flow, promised)
             if smaller is None:
                 passed.add(flow)
                 continue
             chosen = smaller
-            head.bypassed += 1
-        for other in passed:
-            next(state.waiting.front(other)).bypassed += 1
+        for passed_over in (first, *(next(state.waiting.front(other)) for other in passed)):
+            if passed_over is not chosen:
+                passed_over.bypassed += 1
         promised += _admit(state, draft, chosen, now)
 
 
@@ -64,10 +64,7 @@ def next_in(state: KernelState, flow: Flow) -> Sequence:
     if state.config.policy.ordering != "prefix" or first.bypassed >= state.config.kv_bypass_limit:
         return first
     few = list(islice(state.waiting.front(flow), LOOK_AHEAD))
-    best = max(few, key=lambda s: len(state.ledger.match(s.hashes)))
-    if best is not first:
-        first.bypassed += 1
-    return best
+    return max(few, key=lambda s: len(state.ledger.match(s.hashes)))
 
 
 def obstacle(state: KernelState, budget: int, head: Sequence) -> Stall | None:

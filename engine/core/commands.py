@@ -9,10 +9,14 @@ from telemetry.lineage import Lineage, Scope
 
 @dataclass(frozen=True, slots=True)
 class FlowNode:
-    """One level of a flow's path: its name among its siblings and its weight."""
+    """One level of a flow's path: its name among its siblings, its weight, and its priority.
+
+    Higher priority is sooner; only the `priority` policy looks at it.
+    """
 
     name: str
     weight: float = 1.0
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,6 +112,7 @@ def _admit(state: KernelState, submit: Submit, now: int) -> Flow:
     flow = state.tree.reach(_pairs(submit.flow))
     if flow is None:
         raise Refusal(Cause.SATURATED, "too many flows are in use", UNKNOWN_WAIT)
+    flow.priority = submit.flow[-1].priority
     return flow
 
 

@@ -26,11 +26,11 @@ class Ticket:
 class TorchExecutor:
     """Runs one model over a paged KV cache. Used by one thread.
 
-    `host_blocks` is the size of the host pool that plans may transfer blocks to. Raises ValueError
-    when the kernel is configured for a longer context or another vocabulary than the model's.
+    Raises ValueError when the kernel is configured for a longer context or another vocabulary than
+    the model's.
     """
 
-    def __init__(self, model: LlamaModel, config: KernelConfig, *, host_blocks: int = 0) -> None:
+    def __init__(self, model: LlamaModel, config: KernelConfig) -> None:
         shape = model.config
         if config.max_context > shape.context_length:
             raise ValueError(
@@ -43,7 +43,12 @@ class TorchExecutor:
         self._model = model
         self._config = config
         self.cache = KVCache(
-            shape, config.num_blocks, config.block_size, model.dtype, model.device, host_blocks
+            shape,
+            config.num_blocks,
+            config.block_size,
+            model.dtype,
+            model.device,
+            config.host_blocks,
         )
         self._attention = GatherAttention(shape, self.cache)
         self._state = BatchState(

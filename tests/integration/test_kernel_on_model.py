@@ -6,7 +6,9 @@ import torch
 from engine.runtime.executor import TorchExecutor
 from engine.runtime.loader import load_model
 from engine.runtime.text.codec import TextCodec
-from telemetry.events import SequenceAdmitted, SequencePreempted
+from policies.config import PolicyConfig
+from policies.fairness.config import FairnessConfig
+from telemetry.events import PreemptMode, SequenceAdmitted, SequencePreempted
 from tests.kernel.world import World, config
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
@@ -88,6 +90,34 @@ def test_preemption_at_every_step_gives_the_same_text(model, prompts, alone):
             world.scheduler.preempt(number, world.clock.now())
     world.check_idle()
     assert len(world.of(SequencePreempted)) >= (OUTPUT - 1) * len(numbers)
+    assert [world.tokens[number] for number in numbers] == alone
+
+
+@pytest.mark.parametrize("mode", [PreemptMode.SWAP, PreemptMode.RECOMPUTE])
+def test_swapped_work_continues_where_it_was(model, prompts, alone, mode):
+    """KV goes to the host and back at every step, as the real executor moves it."""
+    policy = PolicyConfig(preemption=str(mode))
+    world = world_on(model, host_blocks=96, policy=policy)
+    numbers = [world.submit("a", prompt, OUTPUT)[0] for prompt in prompts]
+    while world.step():
+        for number in numbers[::2]:
+            world.scheduler.preempt(number, world.clock.now())
+    world.check_idle()
+    preempted = world.of(SequencePreempted)
+    assert {event.mode for event in preempted if event.tokens_lost or event.swapped_blocks} == {
+        mode
+    }
+    assert [world.tokens[number] for number in numbers] == alone
+
+
+def test_paused_work_continues_where_it_was(model, prompts, alone):
+    """Two tenants take each other's slots whenever one lags by 30 units."""
+    fairness = FairnessConfig(max_lag=30.0)
+    world = world_on(model, max_running=3, policy=PolicyConfig(fairness=fairness))
+    numbers = [world.submit("ab"[i % 2], p, OUTPUT)[0] for i, p in enumerate(prompts)]
+    world.run()
+    world.check_idle()
+    assert PreemptMode.PAUSE in {event.mode for event in world.of(SequencePreempted)}
     assert [world.tokens[number] for number in numbers] == alone
 
 

@@ -68,6 +68,7 @@ class World:
         *,
         n: int = 1,
         weight: float = 1.0,
+        priority: int = 0,
         task: str = "task",
         run: str = "run",
         salt: bytes | None = None,
@@ -83,7 +84,7 @@ class World:
             Submit(
                 lineage=Lineage(tenant, task, run, "attempt", f"req-{numbers[0]}"),
                 sequences=numbers,
-                flow=(FlowNode(tenant, weight),),
+                flow=(FlowNode(tenant, weight, priority),),
                 prompt=array,
                 salt=salt,
                 block_hashes=block_hashes(array, salt, self.config.block_size),

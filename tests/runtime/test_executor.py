@@ -30,7 +30,7 @@ PROMPTS = [RNG.integers(0, TINY.vocab_size, n).tolist() for n in (5, 16, 33, 1, 
 
 
 def executor(**options):
-    return TorchExecutor(MODEL, CONFIG, **options)
+    return TorchExecutor(MODEL, replace(CONFIG, **options))
 
 
 def texts(prompts, **options):
