@@ -75,8 +75,15 @@ class ServiceLog:
     """
 
     paths: tuple[Path, ...]
+    times: npt.NDArray[np.int64]  # nanoseconds at which each step was committed
     service: FloatArray
     backlogs: tuple[tuple[tuple[int, int], ...], ...]
+
+    def served(self, start: int, end: int) -> FloatArray:
+        """What each node received by steps that ended within (start, end] nanoseconds."""
+        first, last = np.searchsorted(self.times, (start, end), side="right")
+        between: FloatArray = self.service[last] - self.service[first]
+        return between
 
 
 class Recorder:
@@ -97,6 +104,7 @@ class Recorder:
         self._counts = [0] * len(self.weights)
         self._since = [0] * len(self.weights)
         self._backlogs: list[list[tuple[int, int]]] = [[] for _ in self.weights]
+        self._times: list[int] = []
         self._charges: list[tuple[int, int, float]] = []  # (steps done, node, cost units)
         self._lines = {path: self._line(path) for path in self.weights}
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -139,7 +147,8 @@ class Recorder:
             (*closed, (since, now)) if count and since < now else tuple(closed)
             for closed, count, since in zip(self._backlogs, self._counts, self._since, strict=True)
         ]
-        return ServiceLog(tuple(self.weights), service, tuple(backlogs))
+        times = np.asarray(self._times, np.int64)
+        return ServiceLog(tuple(self.weights), times, service, tuple(backlogs))
 
     def _wait(self, sequence: int, path: Path) -> None:
         if sequence in self._waiting:
@@ -198,6 +207,7 @@ class Recorder:
 
     def _committed(self, event: StepCommitted) -> None:
         totals = self.totals
+        self._times.append(event.now)
         totals.steps += 1
         totals.busy += event.duration
         totals.prompt_tokens += event.prompt_tokens

@@ -1,8 +1,12 @@
 """Runs of a grid as a table over seeds, and as JSON."""
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
+
+import numpy as np
 
 from loadgen.scenario import Scenario
 from loadgen.sweep import Run
@@ -28,11 +32,45 @@ def to_json(scenario: Scenario, name: str, runs: Sequence[Run]) -> dict[str, Any
     }
 
 
-def table(runs: Sequence[Run]) -> tuple[Row, list[Row]]:
-    """Header and one row a policy and rate scale: mean ± deviation, worst where it matters."""
+Table = tuple[Row, list[Row]]
+
+CLIENTS_SHOWN = 12
+
+
+def write(
+    folder: Path, name: str, scenario: Scenario, runs: Sequence[Run], command: str
+) -> tuple[Path, Path]:
+    """Put all figures and the tables, with the command that made them, into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    figures, text = folder / f"{name}.json", folder / f"{name}.md"
+    figures.write_text(json.dumps(to_json(scenario, name, runs), indent=1) + "\n")
+    parts = [
+        f"# {scenario.title}\n",
+        f"Cost profile {scenario.device.profile}. Made by\n\n    {command}\n",
+        *(markdown(*one) for one in tables(runs)),
+    ]
+    text.write_text("\n".join(parts))
+    return figures, text
+
+
+def tables(runs: Sequence[Run]) -> list[Table]:
+    """The table of policies, and where there are few clients that of clients."""
+    found = [policy_table(runs)]
+    if len(runs[0].figures["clients"]) <= CLIENTS_SHOWN:
+        found.append(client_table(runs))
+    return found
+
+
+def _groups(runs: Sequence[Run]) -> dict[tuple[str, float], list[Run]]:
     groups: dict[tuple[str, float], list[Run]] = {}
     for run in runs:
         groups.setdefault((run.cell.policy, run.cell.scale), []).append(run)
+    return groups
+
+
+def policy_table(runs: Sequence[Run]) -> Table:
+    """Header and one row a policy and rate scale: mean ± deviation, worst where it matters."""
+    groups = _groups(runs)
     scaled = len({scale for _, scale in groups}) > 1
     late = any(run.figures["goodput"] for run in runs)
     header = ("policy", *(("rate",) if scaled else ()), "seeds", *_FAIRNESS, *_LOAD)
@@ -42,6 +80,32 @@ def table(runs: Sequence[Run]) -> tuple[Row, list[Row]]:
         row = (policy, *((f"{scale:g}",) if scaled else ()), str(len(group)))
         row += _fairness(group) + _load(group) + (_goodput(group) if late else ())
         rows.append(row)
+    return header, rows
+
+
+def client_table(runs: Sequence[Run]) -> Table:
+    """One row a policy, rate scale and client: its share of service while requests
+    arrive, and TTFT over all seeds.
+    """
+    header = ("policy", "rate", "client", "weight", "completed", "share", "p50 TTFT", "p99 TTFT")
+    rows: list[Row] = []
+    for (policy, scale), group in _groups(runs).items():
+        total = sum(c["service"] for run in group for c in run.figures["clients"])
+        for clients in zip(*(run.figures["clients"] for run in group), strict=True):
+            times = [time for client in clients for time in client["ttft_seconds"]]
+            p50, p99 = np.percentile(times, (50, 99)).tolist() if times else (None, None)
+            served = sum(client["service"] for client in clients)
+            row = (
+                policy,
+                f"{scale:g}",
+                clients[0]["client"],
+                f"{clients[0]['weight']:g}",
+                str(sum(client["completed"] for client in clients)),
+                f"{served / total:.1%}" if total else "-",
+                "-" if p50 is None else f"{p50:.2f} s",
+                "-" if p99 is None else f"{p99:.2f} s",
+            )
+            rows.append(row)
     return header, rows
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from loadgen.fairness_metrics import service_gap, window_table
 from loadgen.goodput import goodput
-from loadgen.record import Fate, Recorder
+from loadgen.record import Fate, Path, Recorder
 from loadgen.scenario import Scenario
 from loadgen.workload import Workload
 from telemetry.clock import NANOSECONDS
@@ -26,7 +26,9 @@ def summarise(scenario: Scenario, workload: Workload, recorder: Recorder, now: i
     start = scenario.measure_from * NANOSECONDS
     measured = [fate for fate in fates if fate.request.arrival >= start]
     windows = window_table(fates, len(workload.flows), scenario.windows)
-    gap = service_gap(recorder.log())
+    log = recorder.log()
+    gap = service_gap(log)
+    served = log.served(int(start), int(scenario.duration * NANOSECONDS))
     return {
         "seconds": now / NANOSECONDS,
         "throughput": _throughput(fates, now),
@@ -46,7 +48,7 @@ def summarise(scenario: Scenario, workload: Workload, recorder: Recorder, now: i
             "sup_gap_pair": None if gap.pair is None else ["/".join(path) for path in gap.pair],
         },
         "goodput": goodput(measured, scenario.duration - scenario.measure_from),
-        "clients": _clients(workload, recorder, measured),
+        "clients": _clients(workload, dict(zip(log.paths, served.tolist(), strict=True)), measured),
     }
 
 
@@ -125,11 +127,13 @@ def _rework(recorder: Recorder) -> dict[str, Any]:
     }
 
 
-def _clients(workload: Workload, recorder: Recorder, fates: Sequence[Fate]) -> list[dict[str, Any]]:
+def _clients(
+    workload: Workload, served: dict[Path, float], fates: Sequence[Fate]
+) -> list[dict[str, Any]]:
+    """`served` holds cost units over weight by path, from the warm-up to the last arrival."""
     by_client: list[list[Fate]] = [[] for _ in workload.flows]
     for fate in fates:
         by_client[fate.request.client].append(fate)
-    final = dict(zip(recorder.weights, recorder.log().service[-1].tolist(), strict=True))
     rows = []
     for flow, own in zip(workload.flows, by_client, strict=True):
         path = tuple(node.name for node in flow)
@@ -139,7 +143,7 @@ def _clients(workload: Workload, recorder: Recorder, fates: Sequence[Fate]) -> l
                 "weight": flow[-1].weight,
                 "offered": len(own),
                 "completed": sum(1 for fate in own if fate.cause in COMPLETE),
-                "service": final[path],
+                "service": served[path] * flow[-1].weight,
                 "ttft": _quantiles(_first_token_times(own)),
                 "ttft_seconds": [round(value, 4) for value in _first_token_times(own)],
             }

@@ -13,6 +13,7 @@ from loadgen.kernel_config import kernel_config, length_knowledge
 from loadgen.scenario import Scenario
 from loadgen.simulation import Rules, Simulation
 from loadgen.summary import summarise
+from loadgen.tables import ScenarioError
 from loadgen.workload import make_workload
 from telemetry.clock import NANOSECONDS
 
@@ -36,9 +37,16 @@ class Run:
 
 
 def cells(
-    scenario: Scenario, policies: Sequence[str], scales: Sequence[float], seeds: int
+    scenario: Scenario, policies: Sequence[str], scales: Sequence[float], seeds: int | None
 ) -> list[Cell]:
-    """The grid, policy by policy; an empty choice takes the scenario's own."""
+    """The grid, policy by policy; an empty choice takes the scenario's own.
+
+    Raises ScenarioError for a policy that the scenario does not have.
+    """
+    for policy in policies:
+        if policy not in scenario.policies:
+            known = ", ".join(scenario.policies)
+            raise ScenarioError(f"the scenario has no policy {policy!r}; known are {known}")
     policies = policies or scenario.grid.policies or tuple(scenario.policies)
     scales = scales or scenario.grid.scales
     return [Cell(*cell) for cell in product(policies, scales, range(seeds or scenario.grid.seeds))]

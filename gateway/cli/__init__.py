@@ -12,6 +12,7 @@ from gateway.cli.demo import demo
 from gateway.cli.keys import keys
 from gateway.cli.model import model
 from gateway.cli.serve import serve
+from gateway.cli.simulate import simulate
 from gateway.cli.tenants import tenants
 
 
@@ -31,5 +32,5 @@ def main() -> None:
     """  # noqa: D301 - click reads the backspace
 
 
-for command in (serve, model, tenants, keys, demo, config, bench):
+for command in (serve, model, tenants, keys, demo, config, bench, simulate):
     main.add_command(command)
