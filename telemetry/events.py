@@ -244,6 +244,24 @@ class CancelApplied:
     decode: int
 
 
+@dataclass(frozen=True, slots=True)
+class CallSubmitted:
+    """The gateway handed a call to the engine. `received` is when its head had been read."""
+
+    now: int
+    received: int
+    lineage: Lineage
+    sequences: tuple[int, ...]  # its choices, in order
+
+
+@dataclass(frozen=True, slots=True)
+class CallAnswered:
+    """The last byte of a call's answer was written, or its connection given up."""
+
+    now: int
+    sequences: tuple[int, ...]
+
+
 Event = (
     SequenceArrived
     | SequenceRefused
@@ -259,4 +277,6 @@ Event = (
     | FlowLifted
     | FlowStalled
     | CancelApplied
+    | CallSubmitted
+    | CallAnswered
 )

@@ -69,7 +69,7 @@ def test_threads_lose_nothing() -> None:
 
 def test_a_line_names_the_type_and_sorts_the_fields() -> None:
     assert encode(FlowStalled(5, ("gold", "ann"), Stall.KV_BLOCKS)) == (
-        b'{"cause":"kv_blocks","event":"FlowStalled","flow":["gold","ann"],"now":5}'
+        b'{"cause":"kv_blocks","event":"FlowStalled","flow":["gold","ann"],"now":5,"sequence":null}'
     )
     refused = SequenceRefused(
         7, 1, Lineage("gold", "t", "r", "a", "q"), Cause.QUEUE_FULL, 'say "no"\n', None
