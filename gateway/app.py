@@ -11,6 +11,7 @@ from gateway.chat import ChatShape
 from gateway.completions import CompletionShape
 from gateway.edge import Edge
 from gateway.errors import ApiError, Reason
+from gateway.explain import Explain
 from gateway.health import Health
 from gateway.inference import Inference
 from gateway.models import Models
@@ -28,6 +29,7 @@ def build_app(gateway: Gateway) -> Starlette:
             Route("/v1/models", models.list),
             Route("/v1/models/{model:path}", models.one),
             *Tasks(gateway).routes(),
+            Route("/v1/requests/{request}/explain", Explain(gateway).request),
             Route("/health", health.health),
             Route("/ready", health.ready),
             Route("/metrics", health.metrics),

@@ -23,7 +23,7 @@ from gateway.sse import EventStream, StalledError
 from gateway.state import Gateway
 from telemetry import semconv
 from telemetry.clock import NANOSECONDS
-from telemetry.events import Cause
+from telemetry.events import CallAnswered, CallSubmitted, Cause
 from telemetry.lineage import Lineage
 from telemetry.tracing import RequestTrace
 from tenants.model import INFERENCE, Principal
@@ -98,7 +98,10 @@ class Inference:
         _describe(trace, prepared, request)
         generation = self._generate(prepared.model.engine, request)
         trace.follow(generation.sequences)
-        created = self._gateway.clock.wall() // NANOSECONDS
+        clock, history = self._gateway.clock, self._gateway.history
+        received = Call.of(scope).arrived
+        history.record(CallSubmitted(clock.now(), received, request.lineage, generation.sequences))
+        created = clock.wall() // NANOSECONDS
         answer = Answer(self._shape, prepared, generation, created)
         failure: Row | None = None
         try:
@@ -112,6 +115,7 @@ class Inference:
         finally:
             # Whatever went wrong above, nothing goes on computing for nobody.
             generation.cancel(Cause.DISCONNECTED)
+            history.record(CallAnswered(clock.now(), generation.sequences))
         trace.finish(200, error=failure.code if failure else None, attributes=answer.attributes())
 
     def _generate(self, engine: Engine, request: GenerationRequest) -> Generation:

@@ -2,6 +2,7 @@
 
 from gateway.config import Settings
 from gateway.event_pump import EventPump
+from gateway.history import History
 from telemetry.clock import Clock
 from telemetry.event_log import EventLog
 from telemetry.metrics import MetricsFold
@@ -17,6 +18,7 @@ class Observers:
         self.log = EventLog(telemetry.event_log_size)
         self._fold = MetricsFold(settings.model.id)
         self.pump = EventPump((self._fold.apply_all, self.log.extend, self.tracing.apply_all))
+        self.history = History(self.log, self.pump.flush)
 
     def metrics(self) -> bytes:
         """The Prometheus page, with everything the engine has handed over so far."""

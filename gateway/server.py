@@ -72,6 +72,7 @@ async def _run(settings: Settings, listener: socket.socket) -> int:
             clock=clock,
             metrics=observers.metrics,
             tracing=observers.tracing,
+            history=observers.history,
             limits=_edge_limits(settings.server),
         )
         http = _http_server(settings.server, gateway)

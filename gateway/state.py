@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from engine.host.engine import Engine
 from engine.runtime.text.codec import TextCodec
 from gateway.deadlines import TaskDeadlines
+from gateway.history import History
 from gateway.slots import Slots
 from gateway.workers import Workers
 from telemetry.clock import Clock
@@ -46,6 +47,7 @@ class Gateway:
     clock: Clock
     metrics: Callable[[], bytes]
     tracing: Tracing
+    history: History
     limits: EdgeLimits = EdgeLimits()
     draining: bool = False
     slots: Slots = field(init=False)

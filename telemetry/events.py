@@ -256,7 +256,7 @@ class CallSubmitted:
 
 @dataclass(frozen=True, slots=True)
 class CallAnswered:
-    """The last byte of a call's answer was written, or its connection given up."""
+    """A call's answer was written to its last byte, given up, or turned out to be an error."""
 
     now: int
     sequences: tuple[int, ...]

@@ -53,7 +53,7 @@ def explain(events: Iterable[Event], sequences: Collection[int]) -> list[Waterfa
     answered: dict[int, int] = {}
     now = 0
     for event in events:
-        now = event.now
+        now = max(now, event.now)  # the edge's own come as they happen
         fold.apply(event)
         if isinstance(event, CallAnswered):
             answered.update(dict.fromkeys(event.sequences, event.now))

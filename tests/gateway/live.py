@@ -23,6 +23,7 @@ from engine.sim.executor import SimExecutor
 from engine.sim.profile import LinearProfile
 from gateway.app import build_app
 from gateway.event_pump import EventPump
+from gateway.history import History
 from gateway.http_protocol import ConnectionLimits, bounded
 from gateway.state import EdgeLimits, Gateway, ServedModel
 from telemetry.clock import SystemClock
@@ -231,6 +232,7 @@ class LiveServer:
             clock,
             render,
             self.tracing,
+            History(self.events, pump.flush),
             self._limits,
         )
         config = uvicorn.Config(
