@@ -54,7 +54,8 @@ def test_a_running_call_is_explained_so_far(server: LiveServer) -> None:
     with server.client(x_request_id="running") as client:
         request = {"model": MODEL, "messages": HELLO, **body}
         with client.stream("POST", "/v1/chat/completions", json=request) as stream:
-            next(stream.iter_lines())
+            lines = stream.iter_lines()  # closes the stream when it is dropped
+            next(lines)
             with server.client() as other:
                 eventually(lambda: other.get("/v1/requests/running/explain").status_code == 200)
                 (sequence,) = explained(other, "running")
