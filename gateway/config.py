@@ -22,7 +22,8 @@ Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, le=3600)]
 Cost = Annotated[float, Field(ge=0, le=1e6)]
 Text = Annotated[str, Field(min_length=1)]
-Folder = Annotated[Path, Field(strict=False)]  # TOML knows no paths; a string is meant
+File = Annotated[Path, Field(strict=False)]  # TOML knows no paths; a string is meant
+Folder = File
 
 
 class Section(BaseModel):
@@ -247,6 +248,14 @@ class EngineSettings(Section):
     share_prefixes: bool = False
     """Whether tenants may use each other's cached prompts. Answer times then tell a tenant what
     others have asked lately."""
+
+    command_log: File | None = None
+    """File that keeps everything done to the scheduler, for `watermaster replay`: who asked when
+    for how much, never what. Each start begins a new one; the last two are kept beside it. Absent:
+    nothing is recorded."""
+
+    command_log_bytes: Annotated[int, Field(ge=1 << 20)] = 1 << 30
+    """Size at which recording ends until the next start, in bytes; serving goes on."""
 
 
 class StoreSettings(Section):

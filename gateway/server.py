@@ -16,11 +16,12 @@ from contextlib import contextmanager
 import uvicorn
 import uvloop
 
+from engine.host.command_log import CommandLogConfig
 from engine.host.engine import Engine, HostConfig
 from engine.runtime.text.codec import TextCodec
 from gateway import logs
 from gateway.app import build_app
-from gateway.config import ServerSettings, Settings
+from gateway.config import EngineSettings, ServerSettings, Settings
 from gateway.config_docs import hide_password
 from gateway.http_protocol import ConnectionLimits, bounded
 from gateway.lifecycle import Signals, drain, until_over
@@ -106,10 +107,17 @@ def _build_engine(
             max_restarts=settings.engine.max_restarts,
             step_timeout=settings.engine.step_timeout,
             share_prefixes=settings.engine.share_prefixes,
+            command_log=_command_log(settings.engine),
         ),
         salt=(source.revision,),
         on_events=observers.pump.post,
     )
+
+
+def _command_log(settings: EngineSettings) -> CommandLogConfig | None:
+    if settings.command_log is None:
+        return None
+    return CommandLogConfig(settings.command_log, settings.command_log_bytes)
 
 
 def _served(engine: Engine, codec: TextCodec) -> ServedModel:

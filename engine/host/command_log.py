@@ -124,18 +124,20 @@ class CommandLog:
 
     def _write(self, file: BufferedWriter) -> None:
         file.write(self._encoder.header(self._engine))
-        while not self._closing.is_set():
+        while True:
             self._news.wait()
             self._closing.wait(GATHER)
             self._news.clear()
+            last = self._closing.is_set()
             self._drain(file)
             if not self._recording:
                 self._stop(file, "it cannot be written as fast as the engine works")
+            if last:
+                file.write(self._encoder.end(self._reason))
+                return
             if file.tell() >= self._config.max_bytes:
                 self._recording = False
                 self._stop(file, f"it has reached its largest size, {file.tell()} bytes")
-        self._drain(file)
-        file.write(self._encoder.end(self._reason))
 
     def _stop(self, file: BufferedWriter, why: str) -> None:
         file.write(self._encoder.end(why))
