@@ -128,14 +128,20 @@ def _bill_output(state: KernelState, flight: Flight, plan: StepPlan, kept: IntAr
     )
     tokens_by_flow = np.bincount(flows, weights=tokens)
     cost_by_flow = np.bincount(flows, weights=costs)
-    for index in np.flatnonzero(tokens_by_flow).tolist():
-        flow = state.tree.by_index[index]
+    served = np.flatnonzero(tokens_by_flow)
+    charge, by_index, bills = state.tree.charge, state.tree.by_index, flight.bills
+    for index, drawn, cost in zip(
+        served.tolist(), tokens_by_flow[served].tolist(), cost_by_flow[served].tolist(), strict=True
+    ):
+        flow = by_index[index]
         assert flow is not None  # a flow with running sequences is never forgotten
-        cost = float(cost_by_flow[index])
-        state.tree.charge(flow, cost)
-        bill = flight.bills.setdefault(flow, Bill())
-        bill.output += int(tokens_by_flow[index])
-        bill.cost += cost
+        charge(flow, cost)
+        bill = bills.get(flow)
+        if bill is None:
+            bills[flow] = Bill(output=int(drawn), cost=cost)
+        else:
+            bill.output += int(drawn)
+            bill.cost += cost
 
 
 def _seal(state: KernelState, plan: StepPlan, valid: BoolArray) -> None:

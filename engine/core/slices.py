@@ -1,5 +1,7 @@
 """Prompt slices: running prefills, what a slice costs whom, and choices forked from its end."""
 
+import numpy as np
+
 from engine.core.draft import Bill, DraftPlan, ForkRow, PrefillRow, join_of
 from engine.core.growth import ready_slots
 from engine.core.sequence import Sequence
@@ -13,7 +15,9 @@ def plan_prefills(state: KernelState, draft: DraftPlan, now: int) -> None:
     """Give running sequences with several tokens to compute a slice each, by fairness."""
     batch = state.batch
     ready = ready_slots(state)
-    behind = [s for s in batch.live() if ready[s.slot] and _remaining(state, s) > 1]
+    remaining = batch.known + batch.pending - batch.scheduled
+    slots = np.flatnonzero(ready & (remaining > 1)).tolist()
+    behind = [s for s in (batch.sequences[slot] for slot in slots) if s is not None]
     behind.sort(key=lambda s: (s.flow.counter, state.waiting.place(s)))
     waiters = state.waiting.total.sequences > 0
     for position, sequence in enumerate(behind, start=1):

@@ -1,6 +1,10 @@
 """Bounded lag: when a backlogged flow has fallen too far behind, somebody else gives way."""
 
+from operator import attrgetter
+
 from policies.fairness.tree import Flow
+
+_SERVED = attrgetter("counter", "path")
 
 
 def most_served_over(poor: Flow, max_lag: float) -> Flow | None:
@@ -14,7 +18,7 @@ def most_served_over(poor: Flow, max_lag: float) -> Flow | None:
         parent = node.parent
         assert parent is not None  # upward() ends below the root
         ahead = [s for s in parent.children.values() if s.running and s is not node]
-        richest = max(ahead, key=_served, default=None)
+        richest = max(ahead, key=_SERVED, default=None)
         if richest is not None and richest.counter - node.counter > max_lag:
             return _deepest(richest)
     return None
@@ -25,8 +29,4 @@ def _deepest(flow: Flow) -> Flow:
         running = [child for child in flow.children.values() if child.running]
         if not running:
             return flow
-        flow = max(running, key=_served)
-
-
-def _served(flow: Flow) -> tuple[float, tuple[str, ...]]:
-    return flow.counter, flow.path
+        flow = max(running, key=_SERVED)

@@ -7,6 +7,7 @@ Every policy answers the same questions through `Rule`; the kernel does not know
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf, isinf
+from operator import attrgetter
 from typing import Protocol
 
 from policies.fairness.config import FairnessConfig
@@ -26,6 +27,9 @@ class Head:
 
 HeadOf = Callable[[Flow], Head]
 Usable = Callable[[Flow], bool]
+
+
+_STANDING = attrgetter("counter", "path")
 
 
 class Rule(Protocol):
@@ -201,7 +205,7 @@ def _descend(node: Flow, usable: Usable) -> Flow | None:
         return node
     waiting = [child for child in node.children.values() if child.queued]
     while waiting:
-        child = min(waiting, key=lambda flow: (flow.counter, flow.path))
+        child = min(waiting, key=_STANDING)
         found = _descend(child, usable)
         if found is not None:
             return found

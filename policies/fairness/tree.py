@@ -199,8 +199,10 @@ class FlowTree:
 
     def charge(self, flow: Flow, cost: float) -> None:
         """Count `cost` units of service against `flow` and all it belongs to."""
-        for node in flow.upward():
+        node: Flow | None = flow
+        while node is not None:  # the root's own counter means nothing
             node.counter += cost / node.weight
+            node = node.parent
 
     @property
     def root(self) -> Flow:
