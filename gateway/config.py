@@ -216,6 +216,13 @@ class PolicySettings(Section):
     """What becomes of KV that is taken back: moved to host memory (`swap`), computed again
     (`recompute`), or whichever is predicted to cost less (`auto`)."""
 
+    cached_prompt_cost: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of a prompt token's cost that one found in the prefix cache counts for."""
+
+    urgency_debt: Annotated[float, Field(ge=0, le=1e9)] = 0.0
+    """`fair`: how many cost units, divided by weight, a tenant may be ahead of the next in line and
+    still go first because its deadline is nearer."""
+
     pause: bool = True
     """Whether work may lose its place in the batch and keep its KV."""
 
@@ -233,6 +240,8 @@ class PolicySettings(Section):
             ordering=self.ordering,
             preemption=self.preemption,
             pause=self.pause,
+            cached_prompt_cost=self.cached_prompt_cost,
+            urgency_debt=self.urgency_debt,
         )
 
 

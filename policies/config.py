@@ -1,6 +1,7 @@
 """All policy choices of one engine, as plain data."""
 
 from dataclasses import dataclass, field
+from math import inf
 
 from policies.cost import CostConfig
 from policies.fairness.config import FairnessConfig
@@ -20,6 +21,9 @@ class PolicyConfig:
     keeps `client_overhead_tokens` free for each running flow, as the VTC artifact does for its
     adapters), or its own declared maximum (`reserve`). `preemption` says what happens to KV that is
     taken back; `pause` whether a slot may be taken while the KV stays.
+    `cached_prompt_cost` is the share of a prompt token's cost that one found in the prefix cache
+    counts for. `urgency_debt` (cost units over weight) is how much further served than the next in
+    line a flow may be and still go first because its deadline is nearer.
     """
 
     fairness: FairnessConfig = field(default_factory=FairnessConfig)
@@ -30,8 +34,14 @@ class PolicyConfig:
     client_overhead_tokens: int = 0
     preemption: str = "auto"
     pause: bool = True
+    cached_prompt_cost: float = 0.0
+    urgency_debt: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.cached_prompt_cost <= 1:
+            raise ValueError(f"cached_prompt_cost must be in [0, 1], not {self.cached_prompt_cost}")
+        if not 0 <= self.urgency_debt < inf:
+            raise ValueError(f"urgency_debt must be finite and at least 0, not {self.urgency_debt}")
         for name, allowed in (
             ("ordering", ORDERINGS),
             ("batching", BATCHINGS),

@@ -6,7 +6,7 @@ from engine.core.draft import DraftPlan, PrefillRow, join_of
 from engine.core.memory import fits, promised_blocks, residence
 from engine.core.plan import Transfer
 from engine.core.sequence import Sequence, State
-from engine.core.slices import add_slice
+from engine.core.slices import add_slice, charge
 from engine.core.state import KernelState
 from policies.chunking import chunk_tokens
 from policies.fairness.tree import Flow
@@ -101,6 +101,7 @@ def _admit(state: KernelState, draft: DraftPlan, sequence: Sequence, now: int) -
     if not resumed:
         sequence.cached_tokens = place.computed
         _prepay(state, sequence, now)
+        _charge_cached(state, draft, sequence)
     sealed = sequence.sealed if place.paused else len(place.blocks)
     slot = state.run(sequence, [*place.blocks, *fresh], place.computed, sealed, now)
     draft.joined.append(join_of(sequence, slot))
@@ -144,6 +145,14 @@ def _prepay(state: KernelState, sequence: Sequence, now: int) -> None:
         state.tree.charge(sequence.flow, cost)
     cost += state.cost.prompt(0, sequence.prompt_length)
     state.rule.admitted(state.tree, sequence.flow, cost, now)
+
+
+def _charge_cached(state: KernelState, draft: DraftPlan, sequence: Sequence) -> None:
+    """Prompt tokens found in the cache count for a share of what computing them would have."""
+    share = state.config.policy.cached_prompt_cost
+    if share and sequence.cached_tokens:
+        cost = share * state.cost.prompt(0, sequence.cached_tokens)
+        charge(state, draft, sequence.flow, cost)
 
 
 def _note_stalls(state: KernelState, stalled: dict[Flow, tuple[Stall, int]], now: int) -> None:

@@ -61,13 +61,14 @@ def bill_slice(
     sequence.group.paid = max(sequence.group.paid, min(end, sequence.prompt_length))
     sequence.recomputed += rework
     cost = state.cost.prompt(max(start, paid), max(start, paid) + fresh)
-    _charge(state, draft, sequence.flow, cost).prompt += fresh
+    charge(state, draft, sequence.flow, cost).prompt += fresh
     if rework:
         cost = state.cost.prompt(start, start + rework)
-        _charge(state, draft, sequence.rework_payer, cost).rework += rework
+        charge(state, draft, sequence.rework_payer, cost).rework += rework
 
 
-def _charge(state: KernelState, draft: DraftPlan, flow: Flow, cost: float) -> Bill:
+def charge(state: KernelState, draft: DraftPlan, flow: Flow, cost: float) -> Bill:
+    """Count `cost` against `flow` and put it on its bill of this step."""
     state.tree.charge(flow, cost)
     bill = draft.bills.setdefault(flow, Bill())
     bill.cost += cost

@@ -48,7 +48,7 @@ class KernelState:
         self.config = config
         self.ledger = BlockLedger(config.num_blocks, config.block_size)
         self.batch = Batch(config.max_running, config.max_context)
-        self.rule = make_rule(config.policy.fairness)
+        self.rule = make_rule(config.policy.fairness, config.policy.urgency_debt)
         self.tree = make_tree(config.policy.fairness, config.max_flows)
         self.max_lag = lag_bound(config.policy.fairness)
         self.cost = make_cost(config.policy.cost)
@@ -104,7 +104,9 @@ class KernelState:
         """What fairness may know of the first waiter of `flow`."""
         first = next(self.waiting.front(flow))
         size = self.config.block_size
-        return Head(first.arrived, lambda: len(self.ledger.match(first.hashes)) * size)
+        return Head(
+            first.arrived, first.urgency, lambda: len(self.ledger.match(first.hashes)) * size
+        )
 
     def run(
         self, sequence: Sequence, blocks: list[int], computed: int, sealed: int, now: int

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from policies.fairness.config import FairnessConfig
 from policies.fairness.tree import Flow, FlowTree
+from policies.ordering import NEVER
 
 MINUTE = 60_000_000_000  # nanoseconds
 SECOND = 1_000_000_000
@@ -19,10 +20,11 @@ SECOND = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A flow's first waiter: its arrival (ns), and what finds its cached prefix (tokens)."""
+    """A flow's first waiter: its arrival and deadline (ns), and what finds its cached prefix."""
 
     arrived: int
-    prefix: Callable[[], int]
+    deadline: int | None
+    prefix: Callable[[], int]  # tokens
 
 
 HeadOf = Callable[[Flow], Head]
@@ -72,10 +74,39 @@ class Counters(_Plain):
     has work. Waiters of an inner node (from before its tenant was subdivided) go before those below
     it. `vtc` is Sheng et al., OSDI 2024, algorithm 2, with weights; `lcf` is the same without the
     lift; `fair` adds the bounded lag, which `policies.fairness.lag` decides.
+
+    With an urgency debt, the nearest deadline goes first among those siblings that are served at
+    most that much more than the least served one; what it gets is charged as always, so a flow
+    cannot stay ahead by more than the debt and one request.
     """
 
+    def __init__(self, urgency_debt: float = 0.0) -> None:
+        self._debt = urgency_debt
+
     def pick(self, tree: FlowTree, usable: Usable, head: HeadOf, now: int) -> Flow | None:  # noqa: ARG002
-        return _descend(tree.root, usable)
+        return self._descend(tree.root, usable, head)
+
+    def _descend(self, node: Flow, usable: Usable, head: HeadOf) -> Flow | None:
+        if node.own and usable(node):
+            return node
+        waiting = [child for child in node.children.values() if child.queued]
+        while waiting:
+            child = min(waiting, key=_STANDING)
+            if self._debt:
+                near = [c for c in waiting if c.counter <= child.counter + self._debt]
+                child = min(near, key=lambda c: (_nearest(c, head), c.counter, c.path))
+            found = self._descend(child, usable, head)
+            if found is not None:
+                return found
+            waiting.remove(child)
+        return None
+
+
+def _nearest(flow: Flow, head: HeadOf) -> int:
+    """The nearest deadline of a first waiter at or below `flow`, in ns."""
+    below = [_nearest(child, head) for child in flow.children.values() if child.queued]
+    own = head(flow).deadline if flow.own else None
+    return min([*below, NEVER if own is None else own])
 
 
 class Predicting(Counters):
@@ -174,10 +205,10 @@ class Priority(_Plain):
         return min((f for f in tree.backlogged() if usable(f)), key=rank, default=None)
 
 
-def make_rule(config: FairnessConfig) -> Rule:
+def make_rule(config: FairnessConfig, urgency_debt: float = 0.0) -> Rule:
     """The rule that `config` names."""
     rules: dict[str, Rule] = {
-        "fair": Counters(),
+        "fair": Counters(urgency_debt),
         "fcfs": Arrival(),
         "lcf": Counters(),
         "rpm": RequestsPerMinute(config.requests_per_minute),
@@ -198,16 +229,3 @@ def make_tree(config: FairnessConfig, capacity: int) -> FlowTree:
 def lag_bound(config: FairnessConfig) -> float:
     """How far a backlogged flow may lag; inf for policies without a bound."""
     return config.max_lag if config.name == "fair" else inf
-
-
-def _descend(node: Flow, usable: Usable) -> Flow | None:
-    if node.own and usable(node):
-        return node
-    waiting = [child for child in node.children.values() if child.queued]
-    while waiting:
-        child = min(waiting, key=_STANDING)
-        found = _descend(child, usable)
-        if found is not None:
-            return found
-        waiting.remove(child)
-    return None

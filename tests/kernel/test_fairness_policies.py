@@ -312,3 +312,16 @@ def test_static_batches_wait_for_their_longest_member():
     steps = world.run()
     assert steps == 8 + 3
     assert admitted(world) == [a, b, c]
+
+
+def test_cached_prompt_tokens_count_for_their_share():
+    """Product question: whether cached prompt work is charged."""
+    prompt = list(range(100, 150))
+    for share, expected in ((0.0, 2 + 4), (0.25, 2 + 12 + 4), (1.0, 2 + 48 + 4)):
+        world = World(config(policy=PolicyConfig(cached_prompt_cost=share)))
+        world.submit("a", prompt, 2)
+        world.run()
+        before = sum(e.cost for e in world.of(ServiceCharged))
+        world.submit("a", prompt, 2)
+        world.run()
+        assert sum(e.cost for e in world.of(ServiceCharged)) - before == expected

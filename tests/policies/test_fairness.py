@@ -13,7 +13,7 @@ def anyone(_flow) -> bool:
 
 
 def pick(tree: FlowTree, usable):
-    return Counters().pick(tree, usable, lambda _flow: Head(0, lambda: 0), 0)
+    return Counters().pick(tree, usable, lambda _flow: Head(0, None, lambda: 0), 0)
 
 
 def backlogged(tree: FlowTree, *paths):
@@ -135,3 +135,29 @@ def test_backlogged_siblings_never_drift_apart_by_more_than_one_charge(weights, 
         tree.charge(pick(tree, anyone), cost)
         counters = [flow.counter for flow in flows]
         assert max(counters) - min(counters) <= max(costs) / min(weights) + 1e-9
+
+
+@pytest.mark.parametrize(("debt", "first"), [(0.0, "calm"), (39.0, "calm"), (40.0, "urgent")])
+def test_urgency_reorders_across_flows_within_a_bounded_debt(debt, first):
+    """Product question: what urgent traffic may do to others. `urgent` is 40 units ahead."""
+    tree = FlowTree(10)
+    _, urgent = backlogged(tree, [("calm", 1.0)], [("urgent", 1.0)])
+    tree.charge(urgent, 40.0)
+
+    def head(flow) -> Head:
+        return Head(0, 1000 if flow is urgent else None, lambda: 0)
+
+    picked = Counters(debt).pick(tree, anyone, head, 0)
+    assert picked.path == (first,)
+    tree.charge(urgent, debt + 1.0)
+    assert Counters(debt).pick(tree, anyone, head, 0).path == ("calm",)
+
+
+def test_urgency_below_an_inner_node_counts_for_it():
+    tree = FlowTree(10)
+    backlogged(tree, [("a", 1.0), ("x", 1.0)], [("b", 1.0), ("y", 1.0)])
+    deadlines = {("a", "x"): 2000, ("b", "y"): 1000}
+    picked = Counters(5.0).pick(
+        tree, anyone, lambda flow: Head(0, deadlines[flow.path], lambda: 0), 0
+    )
+    assert picked.path == ("b", "y")
