@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from engine.core.config import KernelConfig
+from gateway.flows import DOMAINS
 from policies.config import ORDERINGS, PREEMPTIONS, PolicyConfig
 from policies.cost import NAMES as COSTS
 from policies.cost import CostConfig
@@ -184,6 +185,10 @@ class PolicySettings(Section):
     """`fair` shares by weight, token by token, with a bound on how far a backlogged tenant may lag.
     The others are for comparison: `vtc`, `vtc_predict`, `vtc_oracle`, `lcf`, `fcfs`, `rpm`, `dlpm`,
     `priority`."""
+
+    domain: Literal[DOMAINS] = "tenant"  # type: ignore[valid-type]
+    """Between whom a tenant's share is divided: nobody, its keys, its tasks (`x-task-id`), or the
+    runs of its tasks (`x-run-id`). Tenants always share by weight, so splitting up buys nothing."""
 
     max_lag: Annotated[float, Field(gt=0)] = 4096.0
     """`fair`: cost units, divided by weight, that a backlogged tenant may fall behind the most

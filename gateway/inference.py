@@ -5,7 +5,6 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from engine.core.commands import FlowNode
 from engine.host.engine import Engine, GenerationRequest
 from engine.host.generation import Generation
 from engine.host.worker import EngineState
@@ -16,6 +15,7 @@ from gateway.call import Call
 from gateway.connection import abort
 from gateway.deadlines import Deadlines, TimeLimits, read_deadlines, resolve
 from gateway.errors import TABLE, ApiError, Reason, Row
+from gateway.flows import flow_of
 from gateway.generate import Prepared, Shape, prepare
 from gateway.hangup import Hangup
 from gateway.lineage import read_ids
@@ -94,7 +94,7 @@ class Inference:
         scope: Scope,
         send: Send,
     ) -> None:
-        request = _request(prepared, admission)
+        request = _request(prepared, admission, self._gateway.limits.domain)
         _describe(trace, prepared, request)
         generation = self._generate(prepared.model.engine, request)
         trace.follow(generation.sequences)
@@ -133,11 +133,11 @@ class Inference:
         return error.row if error else None
 
 
-def _request(prepared: Prepared, admission: Admission) -> GenerationRequest:
+def _request(prepared: Prepared, admission: Admission, domain: str) -> GenerationRequest:
     tenant = admission.principal.tenant
     return GenerationRequest(
         lineage=admission.lineage,
-        flow=(FlowNode(tenant.id, tenant.weight),),
+        flow=flow_of(admission.principal, admission.lineage, domain),
         prompt=prepared.prompt,
         n=prepared.request.n,
         max_tokens=prepared.max_tokens,

@@ -74,7 +74,7 @@ async def _run(settings: Settings, listener: socket.socket) -> int:
             metrics=observers.metrics,
             tracing=observers.tracing,
             history=observers.history,
-            limits=_edge_limits(settings.server),
+            limits=_edge_limits(settings.server, settings.policy.domain),
         )
         http = _http_server(settings.server, gateway)
         serving = asyncio.create_task(http.serve([listener]))
@@ -130,8 +130,9 @@ def _served(engine: Engine, codec: TextCodec) -> ServedModel:
     )
 
 
-def _edge_limits(settings: ServerSettings) -> EdgeLimits:
+def _edge_limits(settings: ServerSettings, domain: str) -> EdgeLimits:
     return EdgeLimits(
+        domain=domain,
         max_body_bytes=settings.max_body_bytes,
         body_timeout=settings.read_timeout,
         max_requests=settings.max_requests,

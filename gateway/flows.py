@@ -1,0 +1,23 @@
+"""Where a call stands in the flow tree: its tenant, divided further as configured."""
+
+from engine.core.commands import FlowNode
+from telemetry.lineage import Lineage
+from tenants.model import Principal
+
+DOMAINS = ("tenant", "key", "task", "run")
+
+
+def flow_of(principal: Principal, lineage: Lineage, domain: str) -> tuple[FlowNode, ...]:
+    """The flow's path. `domain` says between whom a tenant's share is divided equally:
+
+    nobody, its keys, its tasks, or the runs of its tasks.
+    """
+    tenant = FlowNode(principal.tenant.id, principal.tenant.weight)
+    match domain:
+        case "key":
+            return (tenant, FlowNode(principal.key.public_id))
+        case "task":
+            return (tenant, FlowNode(lineage.task))
+        case "run":
+            return (tenant, FlowNode(lineage.task), FlowNode(lineage.run))
+    return (tenant,)
