@@ -1,7 +1,7 @@
 """Reads command logs and repeats them, comparing every decision with the recorded one."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +19,12 @@ from engine.core.journal_records import (
     read_header,
     read_record,
 )
+from engine.core.plan import StepPlan
 from engine.core.replay import OutOfStepError, Replay
 from telemetry.event_log import encode
 from telemetry.events import Event
+
+Watch = Callable[[Given | Asked | Landed, StepPlan | None], None]
 
 
 class ReplayedFaultError(Exception):
@@ -75,23 +78,26 @@ class CommandLogFile:
                 if number > 1 and line.endswith(b"\n"):
                     yield number, read_record(line, number)
 
-    def generated(self) -> dict[int, tuple[bytes, ...]]:
-        """The hashes of the blocks that each sequence generated."""
-        found: dict[int, tuple[bytes, ...]] = {}
+    def generated(self) -> dict[int, tuple[int, list[bytes]]]:
+        """The hashes of the blocks that each sequence generated, and the number of the first."""
+        found: dict[int, tuple[int, list[bytes]]] = {}
         with self.path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if line.startswith(b'["h"') and line.endswith(b"\n"):
                     record = read_record(line, number)
                     if isinstance(record, Grown):
-                        found[record.sequence] = found.get(record.sequence, ()) + record.hashes
+                        start = (record.first, list[bytes]())
+                        found.setdefault(record.sequence, start)[1].extend(record.hashes)
         return found
 
 
 class Verifier:
     """Repeats one log and stops at the first decision that is not the recorded one."""
 
-    def __init__(self, log: CommandLogFile) -> None:
+    def __init__(self, log: CommandLogFile, watch: Watch = lambda _record, _plan: None) -> None:
+        """`watch` sees each record that was repeated, and the plan that was made or landed."""
         self._log = log
+        self._watch = watch
         self._replay = Replay(log.header.kernel, log.generated())
         self._decided: deque[Event] = deque()  # not compared yet
         self._lost: OutOfStepError | None = None
@@ -125,11 +131,12 @@ class Verifier:
         if isinstance(record, Given):
             self.commands.append(record)
         try:
-            self._replay.repeat(record)
+            plan = self._replay.repeat(record)
         except OutOfStepError as error:
             self._lost = error
         except Exception as error:
             raise ReplayedFaultError(number, error) from error
+        self._watch(record, plan)
         decided = self._replay.take_events()
         self.events += decided
         self._decided += decided

@@ -7,7 +7,7 @@ order in which the engine thread did them, a JSON array for each thing done to t
     ["c", now, "Submit", {…}]      a command was applied
     ["p", now]                     a step was asked for (whether or not there was one)
     ["r", now, {…}]                the result of the oldest step in flight was committed
-    ["h", sequence, "hash", …]     hashes of blocks that a sequence has generated
+    ["h", sequence, i, "hash", …]  hashes of blocks i, i + 1, … that a sequence has generated
     ["z", "reason"]                the recording ended in good order
 
 No content is kept. Decisions depend on tokens in three ways, and only these are written down: how
@@ -55,6 +55,7 @@ class _Growing:
 
     stops: frozenset[int]
     parent: bytes
+    blocks: int  # full ones so far
     tail: list[int]  # tokens since the last full block
 
 
@@ -142,7 +143,8 @@ class JournalEncoder:
         parent = submit.block_hashes[-1] if submit.block_hashes else submit.salt
         for sequence in submit.sequences:
             stops = frozenset(sampling.stop_token_ids)
-            self._offered[sequence] = _Growing(stops, parent, list(tail))
+            blocks = len(submit.block_hashes)
+            self._offered[sequence] = _Growing(stops, parent, blocks, list(tail))
         special = ("prompt", "salt", "block_hashes", "sampling")
         data = {
             name: to_plain(getattr(submit, name))
@@ -169,9 +171,9 @@ class JournalEncoder:
             if growing is None:
                 continue
             growing.tail += drawn[sequence][:kept]
-            full = self._fill(growing)
+            first, full = growing.blocks, self._fill(growing)
             if full:
-                lines.append(_line(["h", sequence, *full]))
+                lines.append(_line(["h", sequence, first, *full]))
         return lines
 
     def _fill(self, growing: _Growing) -> Sequence[str]:
@@ -182,6 +184,7 @@ class JournalEncoder:
             del growing.tail[:size]
             growing.parent = next_hash(growing.parent, block)
             full.append(self._alias(growing.parent))
+        growing.blocks += len(full)
         return full
 
     def _alias(self, block_hash: bytes) -> str:

@@ -56,9 +56,10 @@ class Landed:
 
 @dataclass(frozen=True, slots=True)
 class Grown:
-    """Hashes of the next blocks that `sequence` has filled."""
+    """Hashes of the blocks from number `first` on that `sequence` has filled."""
 
     sequence: int
+    first: int
     hashes: tuple[bytes, ...]
 
 
@@ -132,8 +133,8 @@ def _record(data: list[Any]) -> Record:
             return Asked(now)
         case ["r", int(now), fields]:
             return Landed(now, _result(fields))
-        case ["h", int(sequence), *hashes]:
-            return Grown(sequence, tuple(bytes.fromhex(text) for text in hashes))
+        case ["h", int(sequence), int(first), *hashes]:
+            return Grown(sequence, first, tuple(bytes.fromhex(text) for text in hashes))
         case ["z", str(reason)]:
             return Closed(reason)
     raise ValueError("it has an unknown form")

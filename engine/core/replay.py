@@ -10,7 +10,8 @@ from engine.core.plan import StepPlan, StepResult
 from engine.core.scheduler import Scheduler
 from telemetry.events import Event
 
-Hashes = Mapping[int, Sequence[bytes]]  # sequence -> hashes of the blocks that it generates
+# sequence -> the number of the first block that it generates, and the hashes from there on
+Hashes = Mapping[int, tuple[int, Sequence[bytes]]]
 
 
 class OutOfStepError(Exception):
@@ -18,10 +19,7 @@ class OutOfStepError(Exception):
 
 
 class ForetoldScheduler(Scheduler):
-    """The production scheduler where tokens are placeholders: block hashes come from a log.
-
-    `generated` has, for each sequence, those of the blocks after its prompt's full ones.
-    """
+    """The production scheduler where tokens are placeholders: block hashes come from a log."""
 
     def __init__(self, config: KernelConfig, generated: Hashes) -> None:
         super().__init__(config)
@@ -29,14 +27,15 @@ class ForetoldScheduler(Scheduler):
 
     def commit(self, plan: StepPlan, result: StepResult, now: int) -> None:
         """Commit, with the hashes at hand that sealing blocks asks for, and no others later."""
-        rows = [
-            (sequence, len(sequence.hashes))
-            for sequence in map(self._state.sequences.get, plan.sequences.tolist())
-            if sequence is not None
-        ]
-        for sequence, known in rows:
-            prompt = sequence.prompt_length // self.config.block_size
-            sequence.hashes += self._generated.get(sequence.id, ())[known - prompt :]
+        rows = []
+        for number, count in zip(plan.sequences.tolist(), plan.counts.tolist(), strict=True):
+            sequence = self._state.sequences.get(number)
+            if sequence is not None:
+                known = len(sequence.hashes)
+                first, hashes = self._generated.get(number, (known, ()))
+                most = count // self.config.block_size + 2  # blocks that the slice may fill
+                sequence.hashes += hashes[known - first : known - first + most]
+                rows.append((sequence, known))
         super().commit(plan, result, now)
         for sequence, known in rows:
             del sequence.hashes[max(known, sequence.sealed) :]
@@ -50,8 +49,9 @@ class Replay:
         self._flights: deque[StepPlan] = deque()
         self.steps = 0
 
-    def repeat(self, record: Given | Asked | Landed) -> None:
-        """Do what `record` says. Raises OutOfStepError."""
+    def repeat(self, record: Given | Asked | Landed) -> StepPlan | None:
+        """Do what `record` says; returns the plan made or landed. Raises OutOfStepError."""
+        plan = None
         match record:
             case Given(now, command):
                 self._scheduler.apply(command, now)
@@ -62,14 +62,15 @@ class Replay:
                 if plan is not None:
                     self._flights.append(plan)
             case Landed(now, result):
-                self._land(result, now)
+                plan = self._land(result, now)
+        return plan
 
     def take_events(self) -> list[Event]:
         """The decisions since the last call, in order."""
         self._scheduler.take_outputs()  # placeholders, which nobody reads
         return self._scheduler.take_events()
 
-    def _land(self, result: StepResult, now: int) -> None:
+    def _land(self, result: StepResult, now: int) -> StepPlan:
         if not self._flights or self._flights[0].step != result.step:
             raise OutOfStepError(f"step {result.step} has a result in the log, but was not planned")
         plan = self._flights.popleft()
@@ -80,3 +81,4 @@ class Replay:
             )
         self.steps += 1
         self._scheduler.commit(plan, result, now)
+        return plan

@@ -11,6 +11,7 @@ from gateway.cli.config import config
 from gateway.cli.demo import demo
 from gateway.cli.keys import keys
 from gateway.cli.model import model
+from gateway.cli.replay import replay
 from gateway.cli.serve import serve
 from gateway.cli.simulate import simulate
 from gateway.cli.tenants import tenants
@@ -32,5 +33,5 @@ def main() -> None:
     """  # noqa: D301 - click reads the backspace
 
 
-for command in (serve, model, tenants, keys, demo, config, bench, simulate):
+for command in (serve, model, tenants, keys, demo, config, bench, simulate, replay):
     main.add_command(command)

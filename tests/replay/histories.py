@@ -40,7 +40,11 @@ class Talk(RecordedWorld):
 
     def __init__(self, kernel) -> None:
         super().__init__(kernel)
-        self.use(SimExecutor(A10G_LLAMA2_7B, _draw, self.clock.advance, block_size=8))
+        self.use(
+            SimExecutor(
+                A10G_LLAMA2_7B, _draw, self.clock.advance, block_size=self.config.block_size
+            )
+        )
         self.prompts: dict[int, tuple[str, list[int]]] = {}
 
     def say(self, tenant: str, prompt: list[int], output: int, **more) -> None:
@@ -77,7 +81,11 @@ class Talk(RecordedWorld):
         """The executor dies with what it holds, as the host would tell; a new one goes on."""
         self.apply(ExecutorLost("cable cut"))
         recorder = self.recorder
-        self.use(SimExecutor(A10G_LLAMA2_7B, _draw, self.clock.advance, block_size=8))
+        self.use(
+            SimExecutor(
+                A10G_LLAMA2_7B, _draw, self.clock.advance, block_size=self.config.block_size
+            )
+        )
         self.recorder = recorder
         self.loop = EngineLoop(self.scheduler, self.executor, self.clock.now, recorder)
 

@@ -61,6 +61,22 @@ def test_work_that_is_taken_back_replays(tmp_path):
     assert verify(world.log(tmp_path / "log")).difference is None
 
 
+class Unhashed(RecordedWorld):
+    """A caller that leaves hashing its prompts to the kernel, as the simulator does."""
+
+    def apply(self, command) -> None:
+        super().apply(replace(command, block_hashes=()))
+
+
+def test_hashes_that_the_kernel_computes_of_prompts_replay_too(tmp_path):
+    world = Unhashed(config(num_blocks=20, kv_reserve=0.0, max_step_tokens=128))
+    for _ in range(4):
+        world.submit("a", 70, 64, n=2)
+    world.run()
+    assert world.of(SequencePreempted)
+    assert verify(world.log(tmp_path / "log")).difference is None
+
+
 SCRIPT = """
 import sys
 from pathlib import Path

@@ -1,0 +1,84 @@
+"""Step times as a recorded engine had them, and a cost profile fitted to them."""
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.core.commands import ExecutorLost
+from engine.core.journal_records import Asked, Given, Landed
+from engine.core.plan import StepPlan
+from engine.sim.executor import shape_of
+from engine.sim.profile import StepShape
+from policies.step_time import StepWork
+from telemetry.clock import NANOSECONDS
+
+
+class StepTimes:
+    """Collects what steps held and how long they took, the host's work between them included."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._works: list[tuple[float, ...]] = []
+        self._seconds: list[float] = []
+        self._asked: dict[int, int] = {}  # step in flight -> when it was planned
+        self._landed = 0  # the last commit
+        self._idle = True  # nothing was computing at some moment since then
+
+    def __len__(self) -> int:
+        return len(self._seconds)
+
+    def watch(self, record: Given | Asked | Landed, plan: StepPlan | None) -> None:
+        """Take in one record of a log that is repeated, and the plan it made or landed."""
+        match record:
+            case Given(_, ExecutorLost()):
+                self._asked.clear()
+                self._idle = True
+            case Asked(now):
+                if plan is not None:
+                    self._asked[plan.step] = now
+                elif not self._asked:
+                    self._idle = True
+            case Landed(now) if plan is not None:
+                asked = self._asked.pop(plan.step)
+                began = asked if self._idle else self._landed
+                if now > began:
+                    self._works.append(_features(shape_of(plan, self._block_size)))
+                    self._seconds.append((now - began) / NANOSECONDS)
+                self._landed, self._idle = now, False
+
+    def fit(self) -> "ObservedProfile":
+        """The profile with the least squared relative error that no amount of work makes faster."""
+        works = np.asarray(self._works)
+        seconds = np.asarray(self._seconds)
+        relative = works / seconds[:, None]
+        used = np.arange(works.shape[1])
+        while True:
+            found = np.linalg.lstsq(relative[:, used], np.ones(len(seconds)), rcond=None)[0]
+            if (found >= 0).all():
+                break
+            used = np.delete(used, int(np.argmin(found)))
+        coefficients = np.zeros(works.shape[1])
+        coefficients[used] = found
+        errors = np.abs(relative @ coefficients - 1)
+        return ObservedProfile(coefficients, float(errors.mean()))
+
+
+class ObservedProfile:
+    """A linear cost profile; `error` is its mean relative error on the steps it was fitted to."""
+
+    def __init__(self, coefficients: npt.NDArray[np.float64], error: float) -> None:
+        self._coefficients = coefficients
+        self.error = error
+
+    def duration(self, shape: StepShape) -> int:
+        """Nanoseconds that a step of this shape takes."""
+        seconds = float(np.dot(self._coefficients, _features(shape)))
+        return max(1, round(seconds * NANOSECONDS))
+
+
+def _features(shape: StepShape) -> tuple[float, ...]:
+    return StepWork(
+        prefill_tokens=shape.prefill_tokens,
+        prefill_context=float(shape.prefill_context),
+        decode_sequences=shape.decode_sequences,
+        context_tokens=shape.context_tokens,
+    ).features()
