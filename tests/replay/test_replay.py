@@ -71,7 +71,7 @@ class Unhashed(RecordedWorld):
 def test_hashes_that_the_kernel_computes_of_prompts_replay_too(tmp_path):
     world = Unhashed(config(num_blocks=20, kv_reserve=0.0, max_step_tokens=128))
     for _ in range(4):
-        world.submit("a", 70, 64, n=2)
+        world.submit("a", 70, 64)
     world.run()
     assert world.of(SequencePreempted)
     assert verify(world.log(tmp_path / "log")).difference is None
