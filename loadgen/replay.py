@@ -41,7 +41,7 @@ class WhatIf:
     again: dict[str, Outcome]  # the recorded policy on the simulated device
     other: dict[str, Outcome]
     steps: int  # that step times were fitted to
-    error: float  # mean relative error of that fit
+    error: float  # median relative error of that fit
 
 
 def what_if(log: CommandLogFile, policy: PolicyConfig) -> WhatIf:

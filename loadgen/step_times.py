@@ -11,6 +11,9 @@ from engine.sim.profile import StepShape
 from policies.step_time import StepWork
 from telemetry.clock import NANOSECONDS
 
+Floats = npt.NDArray[np.float64]
+REFITS = 4  # weights settle in two or three
+
 
 class StepTimes:
     """Collects what steps held and how long they took, the host's work between them included."""
@@ -46,26 +49,24 @@ class StepTimes:
                 self._landed, self._idle = now, False
 
     def fit(self) -> "ObservedProfile":
-        """The profile with the least squared relative error that no amount of work makes faster."""
-        works = np.asarray(self._works)
-        seconds = np.asarray(self._seconds)
-        relative = works / seconds[:, None]
-        used = np.arange(works.shape[1])
-        while True:
-            found = np.linalg.lstsq(relative[:, used], np.ones(len(seconds)), rcond=None)[0]
-            if (found >= 0).all():
-                break
-            used = np.delete(used, int(np.argmin(found)))
-        coefficients = np.zeros(works.shape[1])
-        coefficients[used] = found
-        errors = np.abs(relative @ coefficients - 1)
-        return ObservedProfile(coefficients, float(errors.mean()))
+        """The best linear profile under which no amount of work makes a step faster.
+
+        Squares of errors are weighed by the predicted time, not by the measured one, for that would
+        pull predictions below the mean of noisy steps.
+        """
+        works, seconds = np.asarray(self._works), np.asarray(self._seconds)
+        predicted = np.full(len(seconds), seconds.mean())
+        for _ in range(REFITS):
+            coefficients = _non_negative(works / predicted[:, None], seconds / predicted)
+            predicted = np.maximum(works @ coefficients, seconds.min())
+        errors = np.abs(works @ coefficients / seconds - 1)
+        return ObservedProfile(coefficients, float(np.median(errors)))
 
 
 class ObservedProfile:
-    """A linear cost profile; `error` is its mean relative error on the steps it was fitted to."""
+    """A linear cost profile; `error` is its median relative error on the steps it was fitted to."""
 
-    def __init__(self, coefficients: npt.NDArray[np.float64], error: float) -> None:
+    def __init__(self, coefficients: Floats, error: float) -> None:
         self._coefficients = coefficients
         self.error = error
 
@@ -73,6 +74,19 @@ class ObservedProfile:
         """Nanoseconds that a step of this shape takes."""
         seconds = float(np.dot(self._coefficients, _features(shape)))
         return max(1, round(seconds * NANOSECONDS))
+
+
+def _non_negative(rows: Floats, targets: Floats) -> Floats:
+    """Least squares, leaving out whatever would need a negative coefficient, worst first."""
+    used = np.arange(rows.shape[1])
+    while True:
+        found = np.linalg.lstsq(rows[:, used], targets, rcond=None)[0]
+        if (found >= 0).all():
+            break
+        used = np.delete(used, int(np.argmin(found)))
+    coefficients = np.zeros(rows.shape[1])
+    coefficients[used] = found
+    return coefficients
 
 
 def _features(shape: StepShape) -> tuple[float, ...]:

@@ -105,7 +105,7 @@ def _what_if(file: "CommandLogFile", text: str, as_json: bool) -> None:
             }
         )
         return
-    note(f"step times fitted to {found.steps} steps, mean error {found.error:.1%}")
+    note(f"step times fitted to {found.steps} steps, typical error {found.error:.1%}")
     tenants = dict.fromkeys(tenant for run in runs.values() for tenant in run)
     rows = [
         _row(tenant, name, run[tenant])

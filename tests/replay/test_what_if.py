@@ -160,7 +160,7 @@ def test_the_command_refuses_what_is_no_log(tmp_path):
 def test_the_command_compares_policies_side_by_side(tmp_path):
     log = flooded(tmp_path / "log")
     result = run(log.path, "--policy", "fcfs")
-    assert "mean error" in result.stderr
+    assert "typical error" in result.stderr
     cells = [re.split(r"\s{2,}", line) for line in result.stdout.splitlines()]
     assert cells[0][:3] == ["tenant", "run", "offered"]
     names = ["recorded", "fair, simulated", "fcfs, simulated"]
