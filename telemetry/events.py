@@ -187,7 +187,7 @@ class StepCommitted:
     lag_tokens: int  # computed for sequences that had ended or lost their place meanwhile
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: there is one a flow and step, and making it takes a third
 class ServiceCharged:
     """One flow's bill for one step, in cost units before division by weight."""
 

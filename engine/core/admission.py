@@ -30,7 +30,7 @@ def _admit_in_turn(
     passed: set[Flow] = set()
     promised = promised_blocks(state)
     while True:
-        flow = state.rule.pick(state.tree, lambda f: f not in passed, state.head, now)
+        flow = state.next_flow(now, passed)
         if flow is None:
             return
         first, head = next(state.waiting.front(flow)), next_in(state, flow)

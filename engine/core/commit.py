@@ -221,15 +221,6 @@ def _report(
             lag_tokens=lag,
         )
     )
+    emit, step = state.events.append, plan.step
     for flow, bill in flight.bills.items():
-        state.emit(
-            ServiceCharged(
-                now=now,
-                step=plan.step,
-                flow=flow.path,
-                prompt_tokens=bill.prompt,
-                output_tokens=bill.output,
-                rework_tokens=bill.rework,
-                cost=bill.cost,
-            )
-        )
+        emit(ServiceCharged(now, step, flow.path, bill.prompt, bill.output, bill.rework, bill.cost))

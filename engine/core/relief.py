@@ -22,9 +22,9 @@ def relieve_lag(state: KernelState, now: int) -> None:
     if state.max_lag == np.inf:
         return
     for _ in range(MOST_VICTIMS):
-        if not state.waiting.total.sequences or len(state.batch.live()) < 2:
+        if not state.waiting.total.sequences or state.batch.running < 2:
             return
-        poor = state.rule.pick(state.tree, lambda _flow: True, state.head, now)
+        poor = state.next_flow(now)
         if poor is None:
             return
         head = next_in(state, poor)

@@ -1,6 +1,7 @@
 """The state of one kernel, and the few ways in which a sequence changes its place in it."""
 
 from collections import OrderedDict, deque
+from collections.abc import Collection
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -66,6 +67,7 @@ class KernelState:
         self.draining = False
         self.batch_is_old = False  # static batching: the running batch was launched already
         self.paused: dict[int, Sequence] = {}
+        self._next_flow: tuple[tuple[int, int], Flow | None] = ((-1, -1), None)
         self.next_step = 1
         self.lag_tokens = 0  # tokens dropped by commands since the last commit
         self.events: list[Event] = []
@@ -99,6 +101,19 @@ class KernelState:
         lifts: list[Lift] = self.waiting.queue(sequence, self.drain_rate.seconds_per_token * 1e9)
         for lift in lifts:
             self.emit(FlowLifted(now, lift.path, lift.before, lift.after))
+
+    def next_flow(self, now: int, passed: Collection[Flow] = ()) -> Flow | None:
+        """The flow to serve next, those in `passed` left out.
+
+        Asked several times a step while nothing changes, so the last answer is kept.
+        """
+        if passed:
+            return self.rule.pick(self.tree, lambda flow: flow not in passed, self.head, now)
+        asked = (self.tree.version, now)
+        if self._next_flow[0] != asked:
+            found = self.rule.pick(self.tree, lambda _flow: True, self.head, now)
+            self._next_flow = (asked, found)
+        return self._next_flow[1]
 
     def head(self, flow: Flow) -> Head:
         """What fairness may know of the first waiter of `flow`."""

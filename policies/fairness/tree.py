@@ -84,6 +84,7 @@ class FlowTree:
 
     def __init__(self, capacity: int, *, lifts: bool = True) -> None:
         self._lifts = lifts
+        self.version = 0  # raised by whatever may change who is next
         self._root = Flow((), 1.0, None)
         self._capacity = capacity
         self._idle: OrderedDict[tuple[str, ...], Flow] = OrderedDict()  # leaves, oldest first
@@ -117,7 +118,9 @@ class FlowTree:
                 child = self._add(node, name, weight)
                 if child is None:
                     return None
-            child.weight = weight
+            if child.weight != weight:
+                child.weight = weight
+                self.version += 1
             node = child
         return node
 
@@ -169,6 +172,7 @@ class FlowTree:
     def enqueue(self, flow: Flow) -> list[Lift]:
         """A sequence of `flow` started to wait. Returns the counters lifted by that."""
         lifts = []
+        self.version += 1
         flow.own += 1
         for node in flow.upward():
             if node.queued == 0 and self._lifts:
@@ -181,6 +185,7 @@ class FlowTree:
 
     def dequeue(self, flow: Flow) -> None:
         """A sequence of `flow` stopped waiting."""
+        self.version += 1
         flow.own -= 1
         for node in flow.upward():
             node.queued -= 1
@@ -199,6 +204,7 @@ class FlowTree:
 
     def charge(self, flow: Flow, cost: float) -> None:
         """Count `cost` units of service against `flow` and all it belongs to."""
+        self.version += 1
         node: Flow | None = flow
         while node is not None:  # the root's own counter means nothing
             node.counter += cost / node.weight
