@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.core.commands import FlowNode
+from loadgen.meter import ReworkMeter
 from loadgen.workload import Request
 from telemetry.events import (
     Cause,
@@ -87,10 +88,11 @@ class ServiceLog:
 
 
 class Recorder:
-    """Folds events as they come; `requests` are known before their events."""
+    """Folds events as they come; requests are made known before their events."""
 
-    def __init__(self, flows: Iterable[tuple[FlowNode, ...]]) -> None:
+    def __init__(self, flows: Iterable[tuple[FlowNode, ...]], meter: ReworkMeter) -> None:
         flows = tuple(flows)
+        self.meter = meter
         self._paths = [tuple(node.name for node in flow) for flow in flows]  # by client
         self.fates: dict[int, Fate] = {}  # by sequence
         self.totals = Totals()
@@ -213,6 +215,7 @@ class Recorder:
         totals.prompt_tokens += event.prompt_tokens
         totals.recomputed_tokens += event.recomputed_tokens
         totals.lag_tokens += event.lag_tokens
+        self.meter.committed(event.recomputed_tokens)
 
     def _charged(self, event: ServiceCharged) -> None:
         self.totals.output_tokens += event.output_tokens

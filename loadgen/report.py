@@ -56,7 +56,7 @@ def write(
 def tables(runs: Sequence[Run]) -> list[Table]:
     """The table of policies, and where there are few clients that of clients."""
     found = [policy_table(runs)]
-    if len(runs[0].figures["clients"]) <= CLIENTS_SHOWN:
+    if 1 < len(runs[0].figures["clients"]) <= CLIENTS_SHOWN:
         found.append(client_table(runs))
     return found
 
@@ -73,12 +73,14 @@ def policy_table(runs: Sequence[Run]) -> Table:
     groups = _groups(runs)
     scaled = len({scale for _, scale in groups}) > 1
     late = any(run.figures["goodput"] for run in runs)
-    header = ("policy", *(("rate",) if scaled else ()), "seeds", *_FAIRNESS, *_LOAD)
-    header += _GOODPUT if late else ()
+    shared = len(runs[0].figures["clients"]) > 1
+    header = ("policy", *(("rate",) if scaled else ()), "seeds")
+    header += (_FAIRNESS if shared else ()) + _LOAD + (_GOODPUT if late else ())
     rows = []
     for (policy, scale), group in groups.items():
         row = (policy, *((f"{scale:g}",) if scaled else ()), str(len(group)))
-        row += _fairness(group) + _load(group) + (_goodput(group) if late else ())
+        row += _fairness(group) if shared else ()
+        row += _load(group) + (_goodput(group) if late else ())
         rows.append(row)
     return header, rows
 
@@ -140,9 +142,15 @@ def _load(group: Sequence[Run]) -> Row:
         _seconds(figures, "p50"),
         _seconds(figures, "p99"),
         f"{fmean(f['steps']['mean_batch'] for f in figures):.1f}",
-        f"{fmean(f['rework']['recomputed_share'] for f in figures):.1%}",
+        f"{fmean(_rework_time(f) for f in figures):.2%}",
         f"{fmean(sum(f['rework']['preemptions'].values()) for f in figures):.0f}",
     )
+
+
+def _rework_time(figures: dict[str, Any]) -> float:
+    """Share of device time that went into recomputing and into waiting for swaps."""
+    rework = figures["rework"]
+    return float(rework["recompute_time_share"] + rework["swap_stall_share"])
 
 
 def _goodput(group: Sequence[Run]) -> Row:

@@ -6,7 +6,7 @@ earlier. While nothing can be computed the clock jumps to the next arrival or to
 at which the scheduler itself wants to be woken.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -21,6 +21,7 @@ from engine.core.scheduler import Scheduler
 from engine.sim.executor import SimExecutor
 from engine.sim.profile import CostProfile
 from engine.sim.tokens import TrueLengths
+from loadgen.meter import ReworkMeter
 from loadgen.record import Recorder
 from loadgen.scenario import LengthKnowledge, Returns
 from loadgen.workload import Request, Workload
@@ -58,12 +59,13 @@ class Simulation:
         rules: Rules,
         watch: Callable[[list[Event]], None] | None = None,
     ) -> None:
-        self.recorder = Recorder(workload.flows)
+        meter = ReworkMeter(profile)
+        self.recorder = Recorder(workload.flows, meter)
         self.clock = VirtualClock()
         self.scheduler = Scheduler(kernel)
         self._lengths: dict[int, int] = {}
         source = TrueLengths(self._lengths, kernel.max_running)
-        executor = SimExecutor(profile, source, self.clock.advance, block_size=kernel.block_size)
+        executor = SimExecutor(meter, source, self.clock.advance, block_size=kernel.block_size)
         self._loop = EngineLoop(self.scheduler, executor, self.clock.now)
         self.workload = workload
         self._rules = rules
@@ -78,13 +80,19 @@ class Simulation:
 
     def run(self) -> Recorder:
         """Run to the end. Raises StuckError."""
+        for _ in self.steps():
+            pass
+        return self.recorder
+
+    def steps(self) -> Iterator[None]:
+        """Run to the end, one step of the model (or one jump over idle time) at a time."""
         until = self._rules.until
         while until is None or self.clock.now() < until:
             worked = self._loop.iterate(self._due())
             self._collect()
             if not worked and not self._skip(until):
-                break
-        return self.recorder
+                return
+            yield
 
     def _skip(self, until: int | None) -> bool:
         """Let time pass to the next instant at which anything can happen; False if none comes."""

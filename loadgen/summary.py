@@ -117,11 +117,14 @@ def _steps(recorder: Recorder, now: int) -> dict[str, float]:
 
 def _rework(recorder: Recorder) -> dict[str, Any]:
     totals = recorder.totals
+    meter, busy = recorder.meter, max(1, totals.busy)
     computed = totals.prompt_tokens + totals.output_tokens + totals.recomputed_tokens
     return {
         "recomputed_tokens": totals.recomputed_tokens,
         "recomputed_share": totals.recomputed_tokens / max(1, computed),
         "swapped_blocks": totals.swapped_blocks,
+        "recompute_time_share": meter.recompute / busy,
+        "swap_stall_share": meter.swap_stall / busy,
         "preemptions": dict(sorted(totals.preemptions.items())),
         "lag_tokens": totals.lag_tokens,
     }

@@ -12,7 +12,7 @@ class JitteredProfile:
     """Multiplies each step's time by 1 + `share` times a standard normal draw from `seed`."""
 
     def __init__(self, profile: CostProfile, share: float, seed: int) -> None:
-        self._profile = profile
+        self.noise_free = profile
         self._share = share
         self._random = np.random.default_rng(seed)
         self._factors: list[float] = []
@@ -22,4 +22,4 @@ class JitteredProfile:
         if not self._factors:
             draws = self._random.standard_normal(BLOCK)
             self._factors = np.maximum(SMALLEST, 1 + self._share * draws)[::-1].tolist()
-        return int(self._profile.duration(shape) * self._factors.pop())
+        return int(self.noise_free.duration(shape) * self._factors.pop())

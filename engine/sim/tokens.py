@@ -60,7 +60,7 @@ class TrueLengths:
     """
 
     STOP = 1
-    WORD = 2
+    WORD = STOP + 1
     VOCABULARY = 3
 
     def __init__(self, lengths: Mapping[int, int], max_running: int) -> None:
@@ -71,5 +71,5 @@ class TrueLengths:
         self._last[join.slot] = self._lengths[join.sequence] - 1
 
     def draw(self, slots: IntArray, indices: IntArray) -> IntArray:
-        ended = indices >= self._last[slots]
-        return np.where(ended, np.int32(self.STOP), np.int32(self.WORD))
+        tokens: IntArray = np.subtract(self.WORD, indices >= self._last[slots], dtype=np.int32)
+        return tokens  # STOP is one below WORD

@@ -5,12 +5,16 @@ from pathlib import Path
 
 import click
 
+from gateway.cli.bench_simulator import simulator
 from gateway.cli.common import json_option, note, print_json
 
 
 @click.group()
 def bench() -> None:
     """Measure this build on this machine."""
+
+
+bench.add_command(simulator)
 
 
 @bench.command()

@@ -1,0 +1,40 @@
+"""How much device time goes into work done twice: waiting for swaps, and computing again."""
+
+from collections import deque
+from dataclasses import replace
+
+from engine.sim.jitter import JitteredProfile
+from engine.sim.profile import CostProfile, StepShape
+
+
+class ReworkMeter:
+    """A cost profile that notes what each step would have cost without its rework.
+
+    `swap_stall` is by how much transfers lengthened steps, `recompute` by how much positions did
+    that were computed before; both in nanoseconds of the profile without jitter.
+    """
+
+    def __init__(self, profile: CostProfile) -> None:
+        self._profile = profile
+        self._exact = profile.noise_free if isinstance(profile, JitteredProfile) else profile
+        self._launched: deque[StepShape] = deque()
+        self.swap_stall = 0
+        self.recompute = 0
+
+    def duration(self, shape: StepShape) -> int:
+        """Nanoseconds that a step of this shape takes; it is about to be launched."""
+        if shape.tokens_out or shape.tokens_in:
+            still = replace(shape, tokens_out=0, tokens_in=0)
+            self.swap_stall += self._exact.duration(shape) - self._exact.duration(still)
+        self._launched.append(shape)
+        return self._profile.duration(shape)
+
+    def committed(self, recomputed: int) -> None:
+        """The oldest launched step was committed; so many of its positions were rework."""
+        shape = self._launched.popleft()
+        if not recomputed:
+            return
+        left = max(0, shape.prefill_tokens - recomputed)
+        context = shape.prefill_context * left // max(1, shape.prefill_tokens)
+        fresh = replace(shape, prefill_tokens=left, prefill_context=context)
+        self.recompute += self._exact.duration(shape) - self._exact.duration(fresh)
