@@ -228,6 +228,10 @@ class PolicySettings(Section):
     """`fair`: how many cost units, divided by weight, a tenant may be ahead of the next in line and
     still go first because its deadline is nearer."""
 
+    tpot_target: Annotated[float, Field(ge=0, le=3600)] = 0.0
+    """Seconds per output token that prompts of others may not push running answers beyond: their
+    chunks are cut to fit. 0 sets no target; prompts then take what a step holds."""
+
     pause: bool = True
     """Whether work may lose its place in the batch and keep its KV."""
 
@@ -247,6 +251,7 @@ class PolicySettings(Section):
             pause=self.pause,
             cached_prompt_cost=self.cached_prompt_cost,
             urgency_debt=self.urgency_debt,
+            tpot_target=self.tpot_target,
         )
 
 

@@ -1,4 +1,27 @@
-"""How many prompt tokens a sequence may compute in one step."""
+"""How many prompt tokens a step may compute, and a sequence in it."""
+
+from collections.abc import Callable
+
+
+def prefill_budget(
+    predict: Callable[[int], float], target: float, budget: int, min_chunk: int
+) -> int:
+    """Most prompt tokens, up to `budget`, with which a step keeps within `target` seconds.
+
+    `predict` gives the step's seconds with so many prompt tokens beside its decodes; it must not
+    fall as they rise. Never below `min_chunk`, so that prompts always advance. Bisection: about ten
+    predictions.
+    """
+    if budget <= min_chunk or predict(budget) <= target:
+        return budget
+    low, high = min_chunk, budget  # `high` is known to be too many
+    while high - low > 1:
+        middle = (low + high) // 2
+        if predict(middle) <= target:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def chunk_tokens(remaining: int, budget: int, min_chunk: int, others_wait: bool) -> int:

@@ -23,7 +23,8 @@ class PolicyConfig:
     taken back; `pause` whether a slot may be taken while the KV stays.
     `cached_prompt_cost` is the share of a prompt token's cost that one found in the prefix cache
     counts for. `urgency_debt` (cost units over weight) is how much further served than the next in
-    line a flow may be and still go first because its deadline is nearer.
+    line a flow may be and still go first because its deadline is nearer. `tpot_target` (seconds) is
+    the time per output token that prompts may not push running decodes beyond; 0 sets none.
     """
 
     fairness: FairnessConfig = field(default_factory=FairnessConfig)
@@ -36,12 +37,15 @@ class PolicyConfig:
     pause: bool = True
     cached_prompt_cost: float = 0.0
     urgency_debt: float = 0.0
+    tpot_target: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.cached_prompt_cost <= 1:
             raise ValueError(f"cached_prompt_cost must be in [0, 1], not {self.cached_prompt_cost}")
         if not 0 <= self.urgency_debt < inf:
             raise ValueError(f"urgency_debt must be finite and at least 0, not {self.urgency_debt}")
+        if not 0 <= self.tpot_target < inf:
+            raise ValueError(f"tpot_target must be finite and at least 0, not {self.tpot_target}")
         for name, allowed in (
             ("ordering", ORDERINGS),
             ("batching", BATCHINGS),

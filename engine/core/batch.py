@@ -1,11 +1,14 @@
 """The persistent batch: one row of arrays a slot, so that a decode step is array arithmetic."""
 
 import numpy as np
+import numpy.typing as npt
 
 from engine.core.plan import BoolArray, IntArray, LongArray
 from engine.core.sequence import Sequence
 
 NO_STOP = -1
+
+FloatArray = npt.NDArray[np.float64]
 
 
 class Batch:
@@ -34,6 +37,7 @@ class Batch:
         self.flow: IntArray = np.zeros(max_running, np.int32)
         self.prepaid: IntArray = np.zeros(max_running, np.int32)  # output tokens charged already
         self.host_bound: BoolArray = np.zeros(max_running, np.bool_)
+        self.tpot: FloatArray = np.full(max_running, np.inf)  # target, in seconds
         self.started: BoolArray = np.zeros(max_running, np.bool_)  # has its first output token
         self.min_length: IntArray = np.zeros(max_running, np.int32)
         self.stops: IntArray = np.full((max_running, 1), NO_STOP, np.int32)  # [slots, stop ids]
@@ -76,6 +80,7 @@ class Batch:
         self.flow[slot] = sequence.flow.index
         self.prepaid[slot] = sequence.prepaid
         self.host_bound[slot] = sequence.sampling.constraint is not None
+        self.tpot[slot] = sequence.tpot_target or np.inf
         self.started[slot] = sequence.first_token is not None
         self.min_length[slot] = sequence.prompt_length + sequence.sampling.min_tokens
         self.tokens[slot, :count] = sequence.tokens

@@ -27,7 +27,8 @@ class Submit:
     `prompt` is int32 of shape [tokens]; `block_hashes` are those of `engine.core.hashing` for its
     full blocks over `salt`, computed by the caller so that the engine thread does not. `deadline`
     and `first_token_deadline` are monotonic nanoseconds. `queue_requests` and `queue_tokens` cap
-    what the tenant (the first node of `flow`) may have waiting.
+    what the tenant (the first node of `flow`) may have waiting. `tpot_target` is the time per
+    output token, in seconds, that its decodes should keep; None takes the policy's.
     """
 
     lineage: Lineage
@@ -42,6 +43,7 @@ class Submit:
     first_token_deadline: int | None = None
     queue_requests: int | None = None
     queue_tokens: int | None = None
+    tpot_target: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from engine.core.hashing import next_hash
 from engine.core.plan import BoolArray, IntArray, StepPlan, StepResult
 from engine.core.sequence import Sequence
 from engine.core.state import Flight, KernelState
+from engine.core.step_work import learn
 from telemetry.events import Cause, SequenceStarted, ServiceCharged, StepCommitted
 
 Index = npt.NDArray[np.intp]
@@ -43,6 +44,7 @@ def commit(state: KernelState, plan: StepPlan, result: StepResult, now: int) -> 
     _report(state, flight, result, kept, lag, now)
     state.drain_rate.observe(plan.tokens, result.duration / 1e9)
     state.cost.observe(result.duration / 1e9, plan.tokens)
+    learn(state, plan, result.duration / 1e9)
 
 
 def _land(state: KernelState, plan: StepPlan, result: StepResult) -> Flight:

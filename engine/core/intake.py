@@ -73,6 +73,8 @@ def _submit(state: KernelState, submit: Submit, now: int) -> None:
     group = Group()
     for choice in range(len(submit.sequences)):
         sequence = Sequence(submit, choice, flow=flow, group=group, arrived=now)
+        if sequence.tpot_target is None:
+            sequence.tpot_target = state.config.policy.tpot_target
         state.add(sequence)
         state.emit(_arrival(sequence, now))
         if group.leader is None:

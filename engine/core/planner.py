@@ -9,6 +9,7 @@ from engine.core.plan import StepPlan
 from engine.core.relief import relieve_lag
 from engine.core.slices import bill_slice, extend_prefills, plan_prefills
 from engine.core.state import Flight, KernelState
+from engine.core.step_work import keep_tpot
 from telemetry.events import StepPlanned
 
 
@@ -30,6 +31,7 @@ def _draft(state: KernelState, now: int) -> DraftPlan:
     state.batch_is_old = state.batch_is_old and state.batch.running > 0
     relieve_lag(state, now)
     plan_decodes(state, draft, now)
+    keep_tpot(state, draft)
     plan_prefills(state, draft, now)
     admit_waiters(state, draft, now)
     extend_prefills(state, draft, now)

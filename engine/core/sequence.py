@@ -87,6 +87,7 @@ class Sequence:
         "slot",
         "state",
         "tokens",
+        "tpot_target",
     )
 
     def __init__(
@@ -105,6 +106,7 @@ class Sequence:
         self.sampling = replace(submit.sampling, seed=submit.sampling.seed + choice)
         self.deadline = submit.deadline
         self.first_token_deadline = submit.first_token_deadline
+        self.tpot_target = submit.tpot_target
         self.arrived = arrived
         self.state = State.WAITING
         self.slot = -1

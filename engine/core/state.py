@@ -20,6 +20,7 @@ from policies.cost import make_cost
 from policies.estimates import DrainRate
 from policies.fairness.rules import Head, lag_bound, make_rule, make_tree
 from policies.fairness.tree import Flow, Lift
+from policies.step_time import StepTimeModel
 from telemetry.events import (
     Cause,
     Event,
@@ -64,6 +65,7 @@ class KernelState:
         self.flights: deque[Flight] = deque()
         self.left: list[int] = []  # slots given up since the last plan
         self.drain_rate = DrainRate()
+        self.step_time = StepTimeModel()
         self.draining = False
         self.batch_is_old = False  # static batching: the running batch was launched already
         self.paused: dict[int, Sequence] = {}

@@ -1,0 +1,49 @@
+"""What a step computes, as the step-time model counts it, and what fits beside its decodes."""
+
+import numpy as np
+
+from engine.core.draft import DraftPlan
+from engine.core.plan import StepPlan
+from engine.core.state import KernelState
+from policies.chunking import prefill_budget
+from policies.step_time import StepWork
+
+
+def work_of(plan: StepPlan) -> StepWork:
+    """The work of a plan. A row of one position counts as decoding, drafts as prefill does."""
+    decode = plan.counts == 1
+    prefill = plan.counts > 1
+    counts, starts = plan.counts[prefill], plan.starts[prefill]
+    return StepWork(
+        prefill_tokens=int(counts.sum()),
+        prefill_context=float((counts * (starts + counts / 2)).sum()),
+        decode_sequences=int(decode.sum()),
+        context_tokens=int(plan.starts[decode].sum()) + int(decode.sum()),
+    )
+
+
+def learn(state: KernelState, plan: StepPlan, seconds: float) -> None:
+    """Teach the step-time model a step; of those that only decode, which are many, every fourth."""
+    work = work_of(plan)
+    if seconds > 0 and (work.prefill_tokens or plan.step % 4 == 0):
+        state.step_time.observe(work, seconds)
+
+
+def keep_tpot(state: KernelState, draft: DraftPlan) -> None:
+    """Cut the step's budget so that its decodes keep the tightest of their TPOT targets.
+
+    Which prompts come is not known yet; they are taken to be at their beginning.
+    """
+    slots = draft.decode_slots
+    if not len(slots) or not state.step_time.steps:
+        return
+    target = float(state.batch.tpot[slots].min())
+    if target == np.inf:
+        return
+    context = int(state.batch.scheduled[slots].sum()) + len(slots)
+
+    def predict(tokens: int) -> float:
+        around = float(tokens * tokens / 2)
+        return state.step_time.predict(StepWork(tokens, around, len(slots), context))
+
+    draft.budget = prefill_budget(predict, target, draft.budget, state.config.min_chunk)
