@@ -118,7 +118,7 @@ def markdown(header: Row, rows: Sequence[Row]) -> str:
 
 
 _FAIRNESS = ("Max", "Avg", "Var", "peak gap", "sup|ΔW| mean", "worst")
-_LOAD = ("tok/s", "p50 TTFT", "p99 TTFT", "batch", "rework", "preempted")
+_LOAD = ("tok/s", "p50 TTFT", "p99 TTFT", "batch", "recomputed", "rework time", "preempted")
 _GOODPUT = ("on time/s", "violations", "refused", "at arrival")
 
 
@@ -142,6 +142,7 @@ def _load(group: Sequence[Run]) -> Row:
         _seconds(figures, "p50"),
         _seconds(figures, "p99"),
         f"{fmean(f['steps']['mean_batch'] for f in figures):.1f}",
+        f"{fmean(f['rework']['recomputed_share'] for f in figures):.1%}",
         f"{fmean(_rework_time(f) for f in figures):.2%}",
         f"{fmean(sum(f['rework']['preemptions'].values()) for f in figures):.0f}",
     )
