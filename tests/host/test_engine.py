@@ -88,7 +88,7 @@ def test_choices_arrive_each_under_its_own_number():
         assert await generation.next() == ()
         await engine.stop(1)
         assert engine.status().state is EngineState.STOPPED
-        assert not any(t.name == "engine-sim" for t in threading.enumerate())
+        assert not engine._worker._thread.is_alive()
 
     run(scenario())
 
