@@ -1,6 +1,8 @@
 """How much work kept its deadlines, and what became of the rest."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 from loadgen.record import Fate
@@ -22,11 +24,26 @@ def on_time(fate: Fate) -> bool:
     return True
 
 
+def returns(fates: Sequence[Fate]) -> dict[str, Any]:
+    """Refusals that named a time to come back at, and what became of those who did."""
+    hinted = sum(1 for f in fates if f.arrived is None and f.retry_after is not None)
+    refused = sum(1 for f in fates if f.arrived is None and f.cause is not None)
+    back = [f for f in fates if f.request.attempt]
+    taken = sum(1 for f in back if f.arrived is not None)
+    return {
+        "refused": refused,
+        "with_hint": hinted,
+        "returned": len(back),
+        "admitted_on_return": taken / len(back) if back else None,
+    }
+
+
 def goodput(fates: Sequence[Fate], seconds: float) -> dict[str, Any] | None:
     """Requests on time a second of arrivals; None where no request has a deadline.
 
     A request counts as refused when it got no compute at all: at its arrival, or dropped later
     while it waited. All others are admitted; `violations` is the share of them not on time.
+    `by_prompt` and `by_output` are the shares on time of the shortest, middle and longest third.
     """
     bound = [
         f
@@ -46,4 +63,13 @@ def goodput(fates: Sequence[Fate], seconds: float) -> dict[str, Any] | None:
         "violations": missed / len(admitted) if admitted else 0.0,
         "refused_share": refusals / len(bound),
         "refused_at_arrival": at_arrival / refusals if refusals else None,
+        "by_prompt": _by_third(bound, lambda fate: fate.request.prompt),
+        "by_output": _by_third(bound, lambda fate: fate.request.output),
     }
+
+
+def _by_third(fates: Sequence[Fate], length: Callable[[Fate], int]) -> list[float]:
+    ordered = sorted(fates, key=lambda fate: (length(fate), fate.request.origin))
+    edges = [round(third * len(ordered) / 3) for third in range(4)]
+    thirds = [ordered[start:end] for start, end in pairwise(edges)]
+    return [fmean(on_time(fate) for fate in third) if third else 0.0 for third in thirds]

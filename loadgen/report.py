@@ -58,6 +58,8 @@ def tables(runs: Sequence[Run]) -> list[Table]:
     found = [policy_table(runs)]
     if 1 < len(runs[0].figures["clients"]) <= CLIENTS_SHOWN:
         found.append(client_table(runs))
+    if any(run.figures["goodput"] for run in runs):
+        found.append(tercile_table(runs))
     return found
 
 
@@ -73,14 +75,17 @@ def policy_table(runs: Sequence[Run]) -> Table:
     groups = _groups(runs)
     scaled = len({scale for _, scale in groups}) > 1
     late = any(run.figures["goodput"] for run in runs)
+    back = any(run.figures["returns"] for run in runs)
     shared = len(runs[0].figures["clients"]) > 1
     header = ("policy", *(("rate",) if scaled else ()), "seeds")
-    header += (_FAIRNESS if shared else ()) + _LOAD + (_GOODPUT if late else ())
+    header += (_FAIRNESS if shared else ()) + _LOAD
+    header += (_GOODPUT if late else ()) + (_RETURNS if back else ())
     rows = []
     for (policy, scale), group in groups.items():
         row = (policy, *((f"{scale:g}",) if scaled else ()), str(len(group)))
         row += _fairness(group) if shared else ()
         row += _load(group) + (_goodput(group) if late else ())
+        row += _returns(group) if back else ()
         rows.append(row)
     return header, rows
 
@@ -111,6 +116,25 @@ def client_table(runs: Sequence[Run]) -> Table:
     return header, rows
 
 
+def tercile_table(runs: Sequence[Run]) -> Table:
+    """Who is on time: shares of the shortest, middle and longest third of prompts and outputs."""
+    sides = ("prompt", "output")
+    header = ("policy", "rate", *(f"{part} {side}s" for side in sides for part in _THIRDS))
+    rows: list[Row] = []
+    for (policy, scale), group in _groups(runs).items():
+        figures = [run.figures["goodput"] for run in group if run.figures["goodput"]]
+        shares = (
+            f"{fmean(f[f'by_{side}'][third] for f in figures):.1%}"
+            for side in sides
+            for third in range(3)
+        )
+        rows.append((policy, f"{scale:g}", *shares))
+    return header, rows
+
+
+_THIRDS = ("short", "middle", "long")
+
+
 def markdown(header: Row, rows: Sequence[Row]) -> str:
     """The table in Markdown."""
     lines = [header, tuple("---" for _ in header), *rows]
@@ -119,6 +143,7 @@ def markdown(header: Row, rows: Sequence[Row]) -> str:
 
 _FAIRNESS = ("Max", "Avg", "Var", "peak gap", "sup|ΔW| mean", "worst")
 _LOAD = ("tok/s", "p50 TTFT", "p99 TTFT", "batch", "recomputed", "rework time", "preempted")
+_RETURNS = ("hinted", "admitted on return")
 _GOODPUT = ("on time/s", "violations", "refused", "at arrival")
 
 
@@ -162,6 +187,16 @@ def _goodput(group: Sequence[Run]) -> Row:
         f"{fmean(f['violations'] for f in figures):.1%}",
         f"{fmean(f['refused_share'] for f in figures):.1%}",
         f"{fmean(early):.1%}" if early else "-",
+    )
+
+
+def _returns(group: Sequence[Run]) -> Row:
+    figures = [run.figures["returns"] for run in group]
+    refused = sum(f["refused"] for f in figures)
+    taken = [f["admitted_on_return"] for f in figures if f["admitted_on_return"] is not None]
+    return (
+        f"{sum(f['with_hint'] for f in figures) / refused:.1%}" if refused else "-",
+        f"{fmean(taken):.1%}" if taken else "-",
     )
 
 

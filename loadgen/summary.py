@@ -7,14 +7,12 @@ from typing import Any
 import numpy as np
 
 from loadgen.fairness_metrics import service_gap, window_table
-from loadgen.goodput import goodput
+from loadgen.goodput import COMPLETE, goodput, returns
 from loadgen.record import Fate, Path, Recorder
 from loadgen.scenario import Scenario
 from loadgen.workload import Workload
 from telemetry.clock import NANOSECONDS
-from telemetry.events import Cause
 
-COMPLETE = (Cause.STOP, Cause.LENGTH, Cause.STOP_STRING)
 QUANTILES = (50, 95, 99)
 
 Summary = dict[str, Any]
@@ -48,6 +46,7 @@ def summarise(scenario: Scenario, workload: Workload, recorder: Recorder, now: i
             "sup_gap_pair": None if gap.pair is None else ["/".join(path) for path in gap.pair],
         },
         "goodput": goodput(measured, scenario.duration - scenario.measure_from),
+        "returns": returns(measured) if scenario.returns.most else None,
         "clients": _clients(workload, dict(zip(log.paths, served.tolist(), strict=True)), measured),
     }
 

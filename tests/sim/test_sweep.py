@@ -9,7 +9,7 @@ from engine.sim.jitter import JitteredProfile
 from engine.sim.profile import A10G_LLAMA2_7B, StepShape
 from gateway.cli import main
 from loadgen.data import DataFolder
-from loadgen.goodput import goodput
+from loadgen.goodput import goodput, returns
 from loadgen.meter import ReworkMeter
 from loadgen.record import Fate
 from loadgen.report import policy_table, tables
@@ -120,7 +120,9 @@ def test_goodput_by_hand():
         request_fate(1.0, None, cause=Cause.QUEUE_FULL),
         request_fate(None, 9.0, arrived=0, admitted=0),  # has no deadline: not counted
     ]
-    assert goodput(fates, 10.0) == {
+    found = goodput(fates, 10.0)
+    del found["by_prompt"], found["by_output"]
+    assert found == {
         "per_second": 0.1,
         "on_time_share": 0.2,
         "violations": 0.5,
@@ -128,6 +130,35 @@ def test_goodput_by_hand():
         "refused_at_arrival": pytest.approx(2 / 3),
     }
     assert goodput(fates[-1:], 10.0) is None
+
+
+def test_on_time_shares_by_thirds_of_length():
+    lengths = [(10, 600), (20, 500), (30, 400), (40, 300), (50, 200), (60, 100)]
+    fates = [
+        Fate(Request(0, 0, p, q, deadline=5, origin=i), admitted=0, arrived=0, ended=p // 10)
+        for i, (p, q) in enumerate(lengths)
+    ]
+    for fate in fates:
+        fate.cause = Cause.LENGTH
+    found = goodput(fates, 1.0)  # only the last, which ends at 6, is late
+    assert found["by_prompt"] == [1.0, 1.0, 0.5]
+    assert found["by_output"] == [0.5, 1.0, 1.0]
+
+
+def test_returns_by_hand():
+    fates = [
+        request_fate(None, None, cause=Cause.QUEUE_FULL, retry_after=5),
+        request_fate(None, None, cause=Cause.QUEUE_FULL, retry_after=5),
+        request_fate(None, None, cause=Cause.TOO_LARGE),
+        Fate(Request(5, 0, 1, 1, attempt=1), arrived=5),
+        Fate(Request(5, 0, 1, 1, attempt=1), cause=Cause.QUEUE_FULL, retry_after=5),
+    ]
+    assert returns(fates) == {
+        "refused": 4,
+        "with_hint": 3,
+        "returned": 2,
+        "admitted_on_return": 0.5,
+    }
 
 
 def test_a_missed_completion_is_not_on_time():
