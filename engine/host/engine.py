@@ -149,6 +149,8 @@ class Engine:
         self._watchdog.cancel()
         if self._state is not EngineState.FAILED:
             await asyncio.to_thread(self._worker.stop, self._host.step_timeout)
+        for number in list(self._streams):  # the thread ended before it looked at these
+            self._end(number, Finished(Cause.SHUTDOWN, 0, 0, 0))
 
     def _submit(self, request: GenerationRequest, numbers: tuple[int, ...]) -> Submit:
         owner = "" if self._host.share_prefixes else request.lineage.tenant
@@ -170,8 +172,10 @@ class Engine:
 
     def _refusal(self, request: GenerationRequest) -> Finished | None:
         """Why the kernel is not even asked: the engine is gone, or its mailbox overflows."""
-        if self._state in (EngineState.FAILED, EngineState.STOPPED):
+        if self._state is EngineState.FAILED:
             cause, detail = Cause.ENGINE_FAILED, "the engine is not running"
+        elif self._state is EngineState.STOPPED:
+            cause, detail = Cause.DRAINING, "the engine has stopped"
         elif self._worker.pending_commands > self._kernel.max_queued_requests + MAILBOX_SLACK:
             cause, detail = Cause.SATURATED, "too many requests wait to be queued"
         else:

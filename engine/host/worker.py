@@ -211,6 +211,8 @@ class EngineWorker:
 
     def _fail_all(self, reason: str) -> None:
         """The kernel's state cannot be trusted: start over, losing what waited too."""
+        # What ended before the fault is live no more, and its callers still wait to hear of it.
+        self._listener.on_outputs(self._scheduler.take_outputs())
         lost = self._scheduler.live()
         for command in self._applying:
             if isinstance(command, Submit):

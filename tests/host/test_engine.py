@@ -198,6 +198,28 @@ def test_draining_lets_running_work_finish_and_ends_the_rest():
         assert list((await read(short))[1].values()) == [Cause.LENGTH]
         assert list((await read(long))[1].values()) == [Cause.SHUTDOWN]
         await stopping
+        late = engine.generate(request())
+        assert list((await read(late))[1].values()) == [Cause.DRAINING]
+
+    run(scenario())
+
+
+def test_what_is_asked_while_the_thread_ends_is_answered():
+    gate = threading.Event()
+
+    def late() -> SimExecutor:
+        gate.wait(20)
+        return simulated()
+
+    async def scenario():
+        engine, _ = build(late)
+        engine.start()
+        stopping = asyncio.create_task(engine.stop(0))
+        await asyncio.sleep(0.05)
+        generation = engine.generate(request())
+        gate.set()
+        await stopping
+        assert list((await read(generation))[1].values()) == [Cause.SHUTDOWN]
 
     run(scenario())
 
@@ -278,13 +300,17 @@ def test_a_hung_step_trips_the_watchdog():
 
 
 class Confused(SimExecutor):
-    """Answers with another step's number: the kernel cannot go on from there."""
+    """Answers its `at`th step with another step's number: the kernel cannot go on from there."""
 
-    def __init__(self) -> None:
-        super().__init__(A10G_LLAMA2_7B, counting_tokens(1000), lambda _d: None)
+    def __init__(self, at: int = 1, advance=lambda _d: None) -> None:
+        super().__init__(A10G_LLAMA2_7B, counting_tokens(1000), advance)
+        self._left = at
 
     def wait(self, ticket):
         result = super().wait(ticket)
+        self._left -= 1
+        if self._left:
+            return result
         return type(result)(999, result.token_counts, result.tokens, result.duration)
 
 
@@ -297,6 +323,28 @@ def test_a_fault_in_the_kernel_fails_everything_it_held_and_starts_over():
         for generation in lost:
             assert set((await read(generation))[1].values()) == {Cause.ENGINE_FAILED}
         assert set((await read(engine.generate(request())))[1].values()) == {Cause.LENGTH}
+        await engine.stop(1)
+
+    run(scenario())
+
+
+def test_what_ends_in_the_same_iteration_as_a_fault_is_told_too():
+    stepping, gate = threading.Event(), threading.Event()
+
+    def hold(_duration) -> None:
+        stepping.set()
+        gate.wait(20)
+
+    async def scenario():
+        executors = iter([Confused(2, hold), simulated()])
+        engine, _ = build(lambda: next(executors))
+        engine.start()
+        gone, lost = (engine.generate(request(output=50)) for _ in range(2))
+        await asyncio.to_thread(stepping.wait, 20)
+        gone.cancel(Cause.DISCONNECTED)  # applied at the start of the step that is confused
+        gate.set()
+        assert list((await read(gone))[1].values()) == [Cause.DISCONNECTED]
+        assert list((await read(lost))[1].values()) == [Cause.ENGINE_FAILED]
         await engine.stop(1)
 
     run(scenario())
