@@ -261,7 +261,9 @@ def from_finished(finished: Finished, usage: Mapping[str, object]) -> ApiError:
     """The error for an engine's outcome that is not a completion."""
     row = TABLE[finished.cause]
     counted = {} if finished.cause in NEVER_QUEUED else {"usage": dict(usage)}
-    message = f"{row.message} ({finished.detail})" if finished.detail else row.message
+    # Why an engine failed is the operator's affair: it is an exception's text, and in the log.
+    told = finished.detail and finished.cause is not Cause.ENGINE_FAILED
+    message = f"{row.message} ({finished.detail})" if told else row.message
     return ApiError(
         finished.cause,
         message,

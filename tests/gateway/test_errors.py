@@ -91,6 +91,11 @@ def test_a_refusal_of_the_engine_keeps_cause_detail_and_estimate():
     assert error.retry_after == 3 * SECOND
 
 
+def test_why_an_engine_failed_is_not_told_to_callers():
+    finished = Finished(Cause.ENGINE_FAILED, 10, 0, 0, detail="KeyError('/secret/path')")
+    assert "secret" not in render(from_finished(finished, {})).body.decode()
+
+
 def test_work_that_was_begun_is_counted():
     error = from_finished(Finished(Cause.DEADLINE, 10, 0, 4), {"total_tokens": 14})
     assert error.facts == {"cause": "deadline_exceeded", "usage": {"total_tokens": 14}}
