@@ -1,7 +1,8 @@
 """Bounds what a connection may cost before its request reaches the application.
 
 uvicorn's parser holds request heads of any size and waits for them for ever; here a head has a
-size and a time, and connections have a number.
+size and a time, and connections have a number. The same time is given to the rest of a body whose
+request was refused before it had arrived: it is thrown away, so that the refusal can be read.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from gateway.connection import AbortableProtocol
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """`head_timeout` is in seconds, for one request's head."""
+    """`head_timeout` is in seconds, for a request's head and for the rest of a refused body."""
 
     max_connections: int
     max_header_bytes: int
@@ -31,6 +32,8 @@ class BoundedHttpProtocol(AbortableProtocol):
         super().__init__(*args, **kwargs)
         self._head_timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
+        self._in_body = False  # the head was read and the end of the body was not
+        self._rest_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -41,10 +44,11 @@ class BoundedHttpProtocol(AbortableProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_head()
+        self._end_rest()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._head_timer is None and self._idle:
+        if self._head_timer is None and not self._in_body:
             self._await_head()
         self._head_bytes += len(data)
         super().data_received(data)
@@ -56,14 +60,28 @@ class BoundedHttpProtocol(AbortableProtocol):
                 f"the request's head exceeds {self.limits.max_header_bytes} bytes",
             )
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_body:  # trailers mean nothing here and would pile up
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         self._end_head()
+        self._in_body = True
         super().on_headers_complete()
 
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        self._end_rest()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._in_body and not self._answering:
+            self._rest_timer = self.loop.call_later(self.limits.head_timeout, self.transport.close)
+
     @property
-    def _idle(self) -> bool:
-        """Whether no request is being answered, so that what arrives begins a new one."""
-        return self.cycle is None or self.cycle.response_complete
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
 
     def _await_head(self) -> None:
         self._head_bytes = 0
@@ -74,8 +92,15 @@ class BoundedHttpProtocol(AbortableProtocol):
             self._head_timer.cancel()
             self._head_timer = None
 
+    def _end_rest(self) -> None:
+        if self._rest_timer is not None:
+            self._rest_timer.cancel()
+            self._rest_timer = None
+
     def _head_late(self) -> None:
-        if self._head_bytes:
+        if self._answering:  # the next head has time until the answer before it is complete
+            self._head_timer = self.loop.call_later(self.limits.head_timeout, self._head_late)
+        elif self._head_bytes:
             self._refuse(
                 408, "Request Timeout", "head_timeout", "the request's head came too slowly"
             )
@@ -86,6 +111,9 @@ class BoundedHttpProtocol(AbortableProtocol):
     def _refuse(self, status: int, phrase: str, code: str, message: str) -> None:
         """Answer without the application, in the shape of its errors, and close."""
         self._end_head()
+        if self._answering:
+            self.transport.abort()  # its caller would take this for a part of that answer
+            return
         kind = "overloaded_error" if status == 503 else "invalid_request_error"
         error = {"message": message, "type": kind, "param": None, "code": code}
         body = orjson.dumps({"error": error})

@@ -16,6 +16,9 @@ REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
+    """Answers at once, whatever the body; `/wait` only when the caller has hung up."""
+    while scope["path"] == "/wait" and (await receive())["type"] != "http.disconnect":
+        pass
     await send(
         {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]}
     )
@@ -127,5 +130,44 @@ def test_too_many_connections_get_503_and_room_comes_back() -> None:
             caller.send(REQUEST)
             if b" 200 " in await caller.reader.readline():
                 break
+
+    serve(scenario)
+
+
+def test_a_body_that_follows_its_answer_is_thrown_away_and_gets_no_second_one() -> None:
+    async def scenario(call: Callable[[], Awaitable[Caller]]) -> None:
+        caller = await call()
+        caller.send(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 20000\r\n\r\n")
+        assert (await caller.answer()).startswith(b"HTTP/1.1 200")
+        for _ in range(20):
+            caller.send(b"x" * 1000)
+            await asyncio.sleep(0.005)
+        caller.send(REQUEST)
+        assert (await caller.answer()).startswith(b"HTTP/1.1 200")
+
+    serve(scenario)
+
+
+def test_a_body_that_goes_on_long_after_its_answer_is_cut_off() -> None:
+    async def scenario(call: Callable[[], Awaitable[Caller]]) -> None:
+        caller = await call()
+        caller.send(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 20000\r\n\r\n")
+        assert (await caller.answer()).startswith(b"HTTP/1.1 200")
+        rest = asyncio.create_task(caller.rest())
+        while not rest.done():
+            caller.send(b"x")
+            await asyncio.sleep(0.05)
+        assert await rest == b""
+
+    serve(scenario)
+
+
+def test_a_head_beside_an_answer_is_bounded_too_and_cuts_the_connection() -> None:
+    async def scenario(call: Callable[[], Awaitable[Caller]]) -> None:
+        caller = await call()
+        caller.send(b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\n")
+        await asyncio.sleep(0.05)
+        caller.send(REQUEST[:-2] + b"x-long: " + b"a" * 5000)
+        assert await caller.rest() == b""
 
     serve(scenario)
