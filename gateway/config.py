@@ -190,7 +190,7 @@ class PolicySettings(Section):
     """Between whom a tenant's share is divided: nobody, its keys, its tasks (`x-task-id`), or the
     runs of its tasks (`x-run-id`). Tenants always share by weight, so splitting up buys nothing."""
 
-    max_lag: Annotated[float, Field(gt=0)] = 4096.0
+    max_lag: Annotated[float, Field(gt=0)] = 1024.0
     """`fair`: cost units, divided by weight, that a backlogged tenant may fall behind the most
     served one before running work of that one gives way. Smaller is fairer and moves more KV."""
 

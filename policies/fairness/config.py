@@ -25,7 +25,7 @@ class FairnessConfig:
     """
 
     name: str = "fair"
-    max_lag: float = 4096.0
+    max_lag: float = 1024.0
     requests_per_minute: int = 60
     quantum: float = 4096.0
     ageing: float = inf
