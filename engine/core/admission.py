@@ -30,7 +30,7 @@ def _admit_in_turn(
     passed: set[Flow] = set()
     promised = promised_blocks(state)
     while True:
-        flow = state.next_flow(now, passed)
+        flow = state.next_flow(now, passed | state.stand_back)
         if flow is None:
             return
         first, head = next(state.waiting.front(flow)), next_in(state, flow)

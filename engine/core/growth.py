@@ -41,6 +41,8 @@ def ready_slots(state: KernelState) -> BoolArray:
     ready: BoolArray = (
         (batch.ids >= 0) & (batch.known + batch.pending < batch.limit) & ~waits_for_host
     )
+    if state.stand_back:
+        ready &= ~np.isin(batch.flow, [flow.index for flow in state.stand_back])
     return ready
 
 

@@ -47,13 +47,18 @@ def fits(state: KernelState, sequence: Sequence, promised: int) -> bool:
 
 def shortage(state: KernelState, sequence: Sequence, promised: int, spare: int = 0) -> int:
     """Blocks missing for `sequence` to enter with its known tokens and leave `spare` blocks."""
-    ledger, config = state.ledger, state.config
-    place = residence(state, sequence)
-    taken = 0 if place.paused else ledger.count_cached(place.blocks)
-    need = ledger.blocks_for(len(sequence.tokens)) - len(place.blocks) + taken
+    config = state.config
     grows = config.policy.kv_admission == "grow" and state.batch.running > 0
     reserve = int(config.kv_reserve * config.num_blocks) if grows else 0
-    return need + promised + reserve + spare - ledger.available
+    return entry_blocks(state, sequence) + promised + reserve + spare - state.ledger.available
+
+
+def entry_blocks(state: KernelState, sequence: Sequence) -> int:
+    """Available blocks that `sequence` takes when it enters with its known tokens."""
+    ledger = state.ledger
+    place = residence(state, sequence)
+    taken = 0 if place.paused else ledger.count_cached(place.blocks)
+    return ledger.blocks_for(len(sequence.tokens)) - len(place.blocks) + taken
 
 
 def promised_blocks(state: KernelState) -> int:

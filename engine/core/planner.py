@@ -18,18 +18,26 @@ def plan(state: KernelState, now: int) -> StepPlan | None:
     state.expire(now)
     if len(state.flights) >= state.config.max_in_flight:
         return None
+    relieve_lag(state, now)
     draft = _draft(state, now)
-    while draft.empty and not state.flights and make_room_for_someone(state, now):
+    while draft.empty and not state.flights and _someone_may_run(state, now):
         draft = _draft(state, now)
     if draft.empty:
         return None
     return _launch(state, draft, now)
 
 
+def _someone_may_run(state: KernelState, now: int) -> bool:
+    """Nothing could be planned: let those step in who stood back, or else break a deadlock."""
+    if state.stand_back:
+        state.stand_back = frozenset()
+        return True
+    return make_room_for_someone(state, now)
+
+
 def _draft(state: KernelState, now: int) -> DraftPlan:
     draft = DraftPlan(budget=state.config.max_step_tokens)
     state.batch_is_old = state.batch_is_old and state.batch.running > 0
-    relieve_lag(state, now)
     plan_decodes(state, draft, now)
     keep_tpot(state, draft)
     plan_prefills(state, draft, now)
