@@ -44,7 +44,7 @@ class StepTimes:
                 asked = self._asked.pop(plan.step)
                 began = asked if self._idle else self._landed
                 if now > began:
-                    self._works.append(_features(shape_of(plan, self._block_size)))
+                    self._works.append(work_of(shape_of(plan, self._block_size)).features())
                     self._seconds.append((now - began) / NANOSECONDS)
                 self._landed, self._idle = now, False
 
@@ -57,7 +57,7 @@ class StepTimes:
         works, seconds = np.asarray(self._works), np.asarray(self._seconds)
         predicted = np.full(len(seconds), seconds.mean())
         for _ in range(REFITS):
-            coefficients = _non_negative(works / predicted[:, None], seconds / predicted)
+            coefficients = non_negative(works / predicted[:, None], seconds / predicted)
             predicted = np.maximum(works @ coefficients, seconds.min())
         errors = np.abs(works @ coefficients / seconds - 1)
         return ObservedProfile(coefficients, float(np.median(errors)))
@@ -72,11 +72,11 @@ class ObservedProfile:
 
     def duration(self, shape: StepShape) -> int:
         """Nanoseconds that a step of this shape takes."""
-        seconds = float(np.dot(self._coefficients, _features(shape)))
+        seconds = float(np.dot(self._coefficients, work_of(shape).features()))
         return max(1, round(seconds * NANOSECONDS))
 
 
-def _non_negative(rows: Floats, targets: Floats) -> Floats:
+def non_negative(rows: Floats, targets: Floats) -> Floats:
     """Least squares, leaving out whatever would need a negative coefficient, worst first."""
     used = np.arange(rows.shape[1])
     while True:
@@ -89,10 +89,11 @@ def _non_negative(rows: Floats, targets: Floats) -> Floats:
     return coefficients
 
 
-def _features(shape: StepShape) -> tuple[float, ...]:
+def work_of(shape: StepShape) -> StepWork:
+    """A step's shape in the terms of the step-time model."""
     return StepWork(
         prefill_tokens=shape.prefill_tokens,
         prefill_context=float(shape.prefill_context),
         decode_sequences=shape.decode_sequences,
         context_tokens=shape.context_tokens,
-    ).features()
+    )

@@ -11,6 +11,7 @@ from gateway.cli.config import config
 from gateway.cli.demo import demo
 from gateway.cli.keys import keys
 from gateway.cli.model import model
+from gateway.cli.profile import profile
 from gateway.cli.replay import replay
 from gateway.cli.serve import serve
 from gateway.cli.simulate import simulate
@@ -33,5 +34,5 @@ def main() -> None:
     """  # noqa: D301 - click reads the backspace
 
 
-for command in (serve, model, tenants, keys, demo, config, bench, simulate, replay):
+for command in (serve, model, tenants, keys, demo, config, bench, profile, simulate, replay):
     main.add_command(command)

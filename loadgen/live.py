@@ -1,0 +1,184 @@
+"""The real engine in this process, without HTTP, and what each of its steps held and took."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import count
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import torch
+
+from engine.core.commands import FlowNode
+from engine.core.config import KernelConfig
+from engine.core.plan import IntArray, Sampling, StepPlan, StepResult
+from engine.host.engine import Engine, GenerationRequest
+from engine.host.generation import Generation
+from engine.runtime.executor import Ticket, TorchExecutor
+from engine.runtime.model import LlamaModel
+from engine.sim.executor import shape_of
+from engine.sim.profile import StepShape
+from telemetry.clock import NANOSECONDS, SystemClock
+from telemetry.events import Cause, Event, SequenceArrived, SequenceEnded, StepCommitted
+from telemetry.lineage import Lineage
+
+GREEDY = Sampling(temperature=0.0)  # without stop tokens: every output has its exact length
+GRACE = 5.0  # seconds for what still runs at the end
+
+
+class LiveError(Exception):
+    """The engine did not do what a measurement needs; one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveModel:
+    """A loaded model, and the sizes with which it is served. `threads` 0 is torch's own choice."""
+
+    name: str
+    model: LlamaModel
+    kernel: KernelConfig
+    threads: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step: what it held, and seconds in the executor and of everything else since the last.
+
+    `host` is None where the engine was idle in between.
+    """
+
+    shape: StepShape
+    device: float
+    host: float | None
+
+
+class ObservedExecutor:
+    """Notes the shape of every step. While `filling`, it takes steps in without computing them.
+
+    Long contexts are there at once that way; what they hold does not matter to time.
+    """
+
+    def __init__(self, inner: TorchExecutor, block_size: int) -> None:
+        self.filling = False
+        self.shapes: dict[int, StepShape] = {}  # of computed steps that were not taken out yet
+        self._inner = inner
+        self._block_size = block_size
+
+    def launch(self, plan: StepPlan) -> Ticket:
+        """Compute the plan, or only its changes to the batch."""
+        if not self.filling:
+            self.shapes[plan.step] = shape_of(plan, self._block_size)
+            return self._inner.launch(plan)
+        still = replace(
+            plan, counts=np.zeros_like(plan.counts), samples=np.zeros_like(plan.samples)
+        )
+        self._inner.launch(still)
+        drawn = plan.samples.astype(np.int32)
+        return Ticket(StepResult(plan.step, drawn, np.zeros(int(drawn.sum()), np.int32), 1))
+
+    def wait(self, ticket: Ticket) -> StepResult:
+        """The result of a launched step."""
+        return self._inner.wait(ticket)
+
+
+class StepWatch:
+    """Folds events into steps; those without a shape were not computed and are left out."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self._live = 0
+        self._landed = 0  # the last commit
+        self._idle = True  # nothing was left to compute after it
+
+    def fold(self, events: list[Event], shapes: dict[int, StepShape]) -> None:
+        """Take in the events of one iteration of the engine."""
+        for event in events:
+            match event:
+                case SequenceArrived():
+                    self._live += 1
+                case SequenceEnded():
+                    self._live -= 1
+                case StepCommitted():
+                    self._commit(event, shapes.pop(event.step, None))
+        self._idle = self._idle or not self._live
+
+    def _commit(self, event: StepCommitted, shape: StepShape | None) -> None:
+        if shape is not None:
+            between = event.now - self._landed - event.duration
+            host = None if self._idle else between / NANOSECONDS
+            self.steps.append(Step(shape, event.duration / NANOSECONDS, host))
+        self._landed, self._idle = event.now, False
+
+
+class LiveEngine:
+    """An engine over `model`, started and stopped by `async with`. `on_events` as in `Engine`."""
+
+    def __init__(
+        self,
+        model: LiveModel,
+        kernel: KernelConfig,
+        on_events: Callable[[list[Event]], None] = lambda _events: None,
+    ) -> None:
+        self.clock = SystemClock()
+        self.watch = StepWatch()
+        self._model = model
+        self._kernel = kernel
+        self._on_events = on_events
+        self._numbers = count(1)
+        self._executor: ObservedExecutor | None = None
+        self._engine = Engine("live", kernel, self._build, self.clock, on_events=self._note)
+
+    async def __aenter__(self) -> Self:
+        self._engine.start()
+        await self._engine.ready()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._engine.stop(GRACE)
+
+    def generate(
+        self, prompt: IntArray, max_tokens: int, flow: tuple[FlowNode, ...] = (FlowNode("live"),)
+    ) -> Generation:
+        """Ask for exactly `max_tokens` tokens after `prompt`."""
+        number = next(self._numbers)
+        lineage = Lineage(flow[0].name, f"task-{number}", "run", "attempt", f"request-{number}")
+        return self._engine.generate(
+            GenerationRequest(lineage, flow, prompt, 1, max_tokens, GREEDY)
+        )
+
+    def fill(self, *, on: bool) -> None:
+        """Whether steps from now on are taken in without being computed."""
+        assert self._executor is not None  # there once the engine is ready
+        self._executor.filling = on
+
+    def _build(self) -> ObservedExecutor:
+        """Called on the engine thread, whose number of threads it sets."""
+        if self._model.threads:
+            torch.set_num_threads(self._model.threads)
+        executor = TorchExecutor(self._model.model, self._kernel)
+        executor.warm_up()
+        executor.cache.blocks.fill_(0)  # else all untouched pages are one, in the nearest cache
+        self._executor = ObservedExecutor(executor, self._kernel.block_size)
+        return self._executor
+
+    def _note(self, events: list[Event]) -> None:
+        assert self._executor is not None  # events come from steps
+        self.watch.fold(events, self._executor.shapes)
+        self._on_events(events)
+
+
+async def drain(generation: Generation) -> None:
+    """Read a generation to its end and drop what it says.
+
+    LiveError if it ended otherwise than at its length or by our own cancelling.
+    """
+    while outputs := await generation.next():
+        for output in outputs:
+            end = output.finished
+            if end is not None and end.cause not in (Cause.LENGTH, Cause.CANCELLED):
+                raise LiveError(f"the engine answered {end.cause.value}: {end.detail}")

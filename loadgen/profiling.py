@@ -1,0 +1,248 @@
+"""The step times of the running engine over a grid of step shapes, and the profile fitted to them.
+
+Contexts are filled without being computed, so that nearly all time goes into steps that are
+measured: decode batches, alone and with one prompt each, and prompts alone, behind a cached prefix
+or not. The grid is gone through in passes, in another order each time, so that a slow minute of the
+machine does not fall on one kind of step.
+"""
+
+import asyncio
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from random import Random
+from statistics import median
+
+import numpy as np
+
+from engine.core.config import KernelConfig
+from engine.core.plan import IntArray, Transfer
+from engine.host.generation import Generation
+from engine.runtime.kv_cache import KVCache
+from engine.sim.profile import HostLink, StepShape
+from loadgen.live import LiveEngine, LiveError, LiveModel, Step, drain
+from loadgen.profile_fit import Fit, Measured, fit_profile
+from telemetry.events import Cause
+
+BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+CONTEXTS = (16, 128, 512, 1024, 2000)
+MIXED_BATCHES = (1, 8, 16, 32, 64)
+MIXED_CONTEXTS = (128, 512)
+MIXED_PROMPTS = (16, 64, 128, 256, 512)
+PROMPTS = (16, 32, 64, 128, 256, 512, 1024)
+PREFIXES = (0, 512, 1536)
+DECODES = 5  # steps of each decode batch in a pass
+LONG = 256  # output tokens of a decoding sequence: more than a round ever takes
+LINK_BLOCKS = 256  # moved to measure the way to the host
+
+Progress = Callable[[float], None]  # told the share of the time that has passed
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A decode batch of one context length, then `prompts` one after the other beside it.
+
+    Without a batch, `prompts` alone behind `context` cached tokens.
+    """
+
+    decoding: int
+    context: int
+    prompts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Profiled:
+    """Measured shapes, their fit, how often the grid was gone through, and in how many seconds."""
+
+    measured: tuple[Measured, ...]
+    fit: Fit
+    passes: int
+    seconds: float
+
+
+Key = tuple[Round, int]  # a round and the prompt tokens of the step
+
+
+def grid(tokens: int, context: int) -> list[Round]:
+    """The rounds that fit a KV pool of so many tokens and sequences of so many."""
+    decodes = {(b, c) for b in BATCHES for c in CONTEXTS}
+    mixed = {(b, c) for b in MIXED_BATCHES for c in MIXED_CONTEXTS}
+    rounds = [Round(b, c, MIXED_PROMPTS if (b, c) in mixed else ()) for b, c in decodes | mixed]
+    rounds += [Round(0, c, PROMPTS) for c in PREFIXES]
+    return sorted(
+        (r for r in rounds if _room(r) <= tokens and r.context + max(LONG, *PROMPTS) <= context),
+        key=lambda r: (r.decoding, r.context),
+    )
+
+
+def _room(one: Round) -> int:
+    """KV tokens that a round needs at most, and a tenth to spare."""
+    growing = one.decoding * (one.context + LONG)
+    return round(1.1 * (growing + one.context + max(one.prompts, default=0)))
+
+
+def measure(model: LiveModel, seconds: float, report: Progress) -> Profiled:
+    """Go through the grid as often as `seconds` allow, at least once, and fit.
+
+    LiveError if the engine refuses the work or its KV pool holds too little of it.
+    """
+    return asyncio.run(_measure(model, seconds, report))
+
+
+async def _measure(model: LiveModel, seconds: float, report: Progress) -> Profiled:
+    kernel = kernel_for(model.kernel)
+    rounds = grid(kernel.num_blocks * kernel.block_size, kernel.max_context)
+    if not any(one.decoding > 1 for one in rounds) or not any(one.prompts for one in rounds):
+        raise LiveError("the KV cache is too small to profile: raise kernel.kv_memory")
+    async with LiveEngine(model, kernel) as engine:
+        began = time.monotonic()
+        passes, samples = await Profiler(engine, rounds, model).run(seconds, report)
+        took = time.monotonic() - began
+    measured = tuple(_summary(steps) for _, steps in sorted(samples.items(), key=_order))
+    return Profiled(measured, fit_profile(measured, host_link(model)), passes, took)
+
+
+def kernel_for(kernel: KernelConfig) -> KernelConfig:
+    """The served kernel, with room for the largest step of the grid and prefixes to be found."""
+    return replace(
+        kernel,
+        max_running=max(BATCHES) + 1,
+        max_step_tokens=max(kernel.max_step_tokens, max(PROMPTS) + max(BATCHES) + kernel.min_chunk),
+        prefix_cache=True,
+    )
+
+
+class Profiler:
+    """Goes through the rounds on a running engine and keeps the steps of each shape."""
+
+    def __init__(self, engine: LiveEngine, rounds: list[Round], model: LiveModel) -> None:
+        self._engine = engine
+        self._rounds = rounds
+        self._vocabulary = model.kernel.vocab_size
+        self._random = np.random.default_rng(1)
+        self._samples: dict[Key, list[Step]] = {}
+
+    async def run(self, seconds: float, report: Progress) -> tuple[int, dict[Key, list[Step]]]:
+        """Passes begun and the steps by shape."""
+        began, order, passes = time.monotonic(), Random(1), 0
+        while True:
+            passes += 1
+            for one in order.sample(self._rounds, len(self._rounds)):
+                passed = time.monotonic() - began
+                if passes > 1 and passed > seconds:
+                    return passes, self._samples
+                report(min(1.0, passed / seconds))
+                await self._round(one)
+
+    async def _round(self, one: Round) -> None:
+        before = len(self._engine.watch.steps)
+        await (self._beside_decodes(one) if one.decoding else self._alone(one))
+        wanted = {*one.prompts, *((0,) if one.decoding else ())}
+        for step in self._engine.watch.steps[before:]:
+            shape = step.shape
+            if shape.decode_sequences == one.decoding and shape.prefill_tokens in wanted:
+                self._samples.setdefault((one, shape.prefill_tokens), []).append(step)
+
+    async def _alone(self, one: Round) -> None:
+        prefix = self._prompt(one.context)
+        if one.context:
+            self._engine.fill(on=True)
+            await drain(self._engine.generate(prefix, 1))
+            self._engine.fill(on=False)
+        for tokens in one.prompts:
+            prompt = np.concatenate([prefix, self._prompt(tokens)])
+            await drain(self._engine.generate(prompt, 1))
+
+    async def _beside_decodes(self, one: Round) -> None:
+        engine = self._engine
+        engine.fill(on=True)
+        streams = [engine.generate(self._prompt(one.context), LONG) for _ in range(one.decoding)]
+        for stream in streams:
+            await _read(stream, 0)
+        engine.fill(on=False)
+        readers = [asyncio.create_task(drain(stream)) for stream in streams[1:]]
+        await _read(streams[0], DECODES)
+        for tokens in one.prompts:
+            await drain(engine.generate(self._prompt(tokens), 1))
+        for stream in streams:
+            stream.cancel(Cause.CANCELLED)
+        await asyncio.gather(drain(streams[0]), *readers)
+
+    def _prompt(self, tokens: int) -> IntArray:
+        """Random, so that no two prompts share blocks by chance."""
+        return self._random.integers(0, self._vocabulary, tokens).astype(np.int32)
+
+
+async def _read(stream: Generation, steps: int) -> None:
+    """Read what is pending, then of so many steps. LiveError if the stream ends before."""
+    for _ in range(1 + steps):
+        outputs = await stream.next()
+        if not outputs or outputs[0].finished:
+            raise LiveError(f"a stream of the profile ended early: {outputs}")
+
+
+def _order(item: tuple[Key, list[Step]]) -> tuple[int, int, int]:
+    (one, tokens), _ = item
+    return (one.decoding, tokens, one.context)
+
+
+def _summary(steps: list[Step]) -> Measured:
+    """Medians of steps of nearly one shape."""
+    hosts = [step.host for step in steps if step.host is not None]
+    shapes = [step.shape for step in steps]
+    return Measured(
+        shape=StepShape(
+            prefill_tokens=shapes[0].prefill_tokens,
+            prefill_context=round(median(shape.prefill_context for shape in shapes)),
+            decode_sequences=shapes[0].decode_sequences,
+            context_tokens=round(median(shape.context_tokens for shape in shapes)),
+        ),
+        device=median(step.device for step in steps),
+        host=median(hosts) if hosts else None,
+        steps=len(steps),
+    )
+
+
+def host_link(model: LiveModel) -> HostLink:
+    """How fast KV moves to the host. Executors move it before they compute."""
+    llama, size = model.model, model.kernel.block_size
+    cache = KVCache(llama.config, LINK_BLOCKS, size, llama.dtype, llama.device, LINK_BLOCKS)
+    moves = [Transfer(block, block, to_host=True) for block in range(LINK_BLOCKS)]
+    times = []
+    for _ in range(4):
+        began = time.perf_counter()
+        cache.transfer(moves)
+        times.append(time.perf_counter() - began)
+    moved = cache.host.nbytes
+    return HostLink(moved / median(times[1:]), moved // (LINK_BLOCKS * size), overlap=False)
+
+
+def about(model: LiveModel, profiled: Profiled) -> dict[str, object]:
+    """Where a profile comes from, for its file."""
+    import torch
+
+    return {
+        "machine": _machine(),
+        "model": model.name,
+        "dtype": str(model.model.dtype).removeprefix("torch."),
+        "threads": model.threads or torch.get_num_threads(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "passes": profiled.passes,
+        "shapes": len(profiled.measured),
+        "mean_error": round(profiled.fit.mean_error, 4),
+        "worst_error": round(profiled.fit.worst_error, 4),
+    }
+
+
+def _machine() -> str:
+    """The processor's name where the system tells it, and the number of cores."""
+    name = platform.processor() or platform.machine()
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        lines = (line.partition(":") for line in information.read_text().splitlines())
+        name = next((value.strip() for key, _, value in lines if "model name" in key), name)
+    return f"{name}, {os.cpu_count()} cores"
