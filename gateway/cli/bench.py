@@ -2,11 +2,16 @@
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gateway.cli.bench_simulator import simulator
-from gateway.cli.common import json_option, note, print_json
+from gateway.cli.common import json_option, note, print_json, print_table
+from gateway.cli.live_model import live_errors, live_options, load_live, progress
+
+if TYPE_CHECKING:
+    from loadgen.limits import Finding
 
 
 @click.group()
@@ -70,3 +75,106 @@ def shares(seconds: float, warm_up: float, *, as_json: bool) -> None:
         click.echo(f"{tenant:<8} {service:>10.0f} cost units, {result.calls[tenant]} calls ended")
     click.echo(f"ratio    {result.ratio:.3f}, {result.ratio / 3:.3f} of the weights' 3.0")
     click.echo(f"throughput {result.output_tokens / seconds:.0f} output tokens a second")
+
+
+@bench.command()
+@click.option("--steps", default=400, show_default=True, help="Measured steps of each run.")
+@click.option("--repeat", default=5, show_default=True, help="Runs; the median counts.")
+@json_option
+def kernel(steps: int, repeat: int, *, as_json: bool) -> None:
+    """Host cost of the scheduler, and speed of the simulator that runs it, on one core.
+
+    A steady decode step with 256 running and 1,000 waiting sequences, without any model; and the
+    simulator with all slots in use. Stop other work first: it counts.
+    """
+    from loadgen.kernel_bench import measure
+
+    _print_findings(measure(steps, repeat, note), as_json, {})
+
+
+@bench.command("step-time")
+@live_options
+@click.option("--rate", default=6.0, show_default=True, help="Last requests a second.")
+@click.option("--seconds", default=30.0, show_default=True, help="Time in which requests arrive.")
+@json_option
+def step_time(
+    config_file: Path | None,
+    source: str | None,
+    threads: int | None,
+    rate: float,
+    seconds: float,
+    *,
+    as_json: bool,
+) -> None:
+    """Error of the step-time model on the running engine, and time of a prediction.
+
+    The engine runs in this process, without HTTP. Requests arrive faster and faster, up to --rate,
+    so that all batch sizes occur. Each step is predicted before the model learns from it; the
+    first 50 only teach.
+    """
+    from loadgen.step_error import findings, measure
+
+    model = load_live(config_file, source, threads)
+    with live_errors():
+        result = measure(model, rate, seconds, note)
+    _print_findings(findings(result), as_json, {"steps": result.steps})
+
+
+@bench.command()
+@live_options
+@click.option("--seconds", default=40.0, show_default=True, help="Time in which requests arrive.")
+@click.option("--load", default=1.5, show_default=True, help="Rate over what can be served.")
+@click.option("--rate", type=float, help="Requests a second.  [default: from --load]")
+@click.option("--repeat", default=3, show_default=True, help="Comparisons; the median counts.")
+@click.option("--profile-seconds", default=110.0, show_default=True, help="Time for the profile.")
+@json_option
+def reality(
+    config_file: Path | None,
+    source: str | None,
+    threads: int | None,
+    seconds: float,
+    load: float,
+    rate: float | None,
+    repeat: int,
+    profile_seconds: float,
+    *,
+    as_json: bool,
+) -> None:
+    """The same scenario on the running engine and in the simulator.
+
+    First the engine's step times are measured and a profile is fitted to them, as `watermaster
+    profile` does. Then two tenants of weights 3 and 1 send requests of 32 to 256 prompt and 16 to
+    128 output tokens, --load times as many as 32 slots can serve, to the engine and, at the same
+    instants, to the simulator with that profile.
+    """
+    from loadgen import reality as bench_reality
+    from loadgen.profiling import about, measure
+
+    model = load_live(config_file, source, threads)
+    with live_errors():
+        with progress("profiling") as report:
+            profiled = measure(model, profile_seconds, report)
+        profile = profiled.fit.profile
+        note(f"profile fitted, mean error {profiled.fit.mean_error:.1%}")
+        if rate is None:
+            kernel = bench_reality.kernel_for(model.kernel)
+            rate = load * bench_reality.capacity(kernel, profile)
+        found = bench_reality.compare(model, profile, rate, seconds, range(1, repeat + 1), note)
+    details = {
+        "about": about(model, profiled),
+        "rate": rate,
+        "runs": [bench_reality.figures(one) for one in found],
+    }
+    if not as_json:
+        print_table(bench_reality.HEADER, bench_reality.rows(found))
+        click.echo()
+    _print_findings(bench_reality.findings(found), as_json, details)
+
+
+def _print_findings(findings: "list[Finding]", as_json: bool, details: dict[str, Any]) -> None:
+    from loadgen.limits import ROW_HEADER, to_json
+
+    if as_json:
+        print_json({**details, "findings": to_json(findings)})
+    else:
+        print_table(ROW_HEADER, (finding.row() for finding in findings))
