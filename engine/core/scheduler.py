@@ -94,6 +94,10 @@ class Scheduler:
         """The ids of all sequences that have not ended."""
         return list(self._state.sequences)
 
+    def condemn(self, reason: str, now: int) -> None:
+        """Report every live sequence as failed: this kernel is thrown away after a fault."""
+        self._state.condemn(reason, now)
+
     def next_wakeup(self, now: int) -> int | None:
         """When time alone may change something: a deadline, or a policy's own clockwork.
 

@@ -211,14 +211,12 @@ class EngineWorker:
 
     def _fail_all(self, reason: str) -> None:
         """The kernel's state cannot be trusted: start over, losing what waited too."""
-        # What ended before the fault is live no more, and its callers still wait to hear of it.
-        self._listener.on_outputs(self._scheduler.take_outputs())
-        lost = self._scheduler.live()
-        for command in self._applying:
-            if isinstance(command, Submit):
-                lost.extend(command.sequences)
-        self._listener.on_lost(lost, reason)
-        self._close_log(reason)
+        self._close_log(reason)  # first: the ends below are not the kernel's decisions
+        self._scheduler.condemn(reason, self._clock.now())
+        self._publish()
+        # Those that came with the fault may never have reached the kernel.
+        submits = [command for command in self._applying if isinstance(command, Submit)]
+        self._listener.on_lost([n for submit in submits for n in submit.sequences], reason)
         self._scheduler = Scheduler(self._config)
         self._open_log()
 
@@ -230,3 +228,4 @@ class EngineWorker:
     def _close_log(self, reason: str) -> None:
         if self._log:
             self._log.close(reason)
+            self._log = None

@@ -16,7 +16,13 @@ from engine.host.worker import EngineState
 from engine.sim.executor import SimExecutor, counting_tokens
 from engine.sim.profile import A10G_LLAMA2_7B
 from telemetry.clock import SystemClock
-from telemetry.events import CancelApplied, Cause, SequenceEnded, StepCommitted
+from telemetry.events import (
+    CancelApplied,
+    Cause,
+    SequenceArrived,
+    SequenceEnded,
+    StepCommitted,
+)
 from telemetry.lineage import Lineage, Scope
 
 KERNEL = KernelConfig(
@@ -317,11 +323,13 @@ class Confused(SimExecutor):
 def test_a_fault_in_the_kernel_fails_everything_it_held_and_starts_over():
     async def scenario():
         executors = iter([Confused(), simulated()])
-        engine, _ = build(lambda: next(executors))
+        engine, events = build(lambda: next(executors))
         engine.start()
         lost = [engine.generate(request()) for _ in range(12)]
         for generation in lost:
             assert set((await read(generation))[1].values()) == {Cause.ENGINE_FAILED}
+        arrived = [e.sequence for e in events if isinstance(e, SequenceArrived)]
+        assert arrived == [e.sequence for e in events if isinstance(e, SequenceEnded)] != []
         assert set((await read(engine.generate(request())))[1].values()) == {Cause.LENGTH}
         await engine.stop(1)
 
