@@ -5,6 +5,7 @@ from itertools import islice
 from engine.core.draft import DraftPlan, PrefillRow, join_of
 from engine.core.memory import fits, promised_blocks, residence
 from engine.core.plan import Transfer
+from engine.core.rework import forgive
 from engine.core.sequence import Sequence, State
 from engine.core.slices import add_slice, charge
 from engine.core.state import KernelState
@@ -98,7 +99,9 @@ def _admit(state: KernelState, draft: DraftPlan, sequence: Sequence, now: int) -
     missing = ledger.blocks_for(place.computed + count) - len(place.blocks)
     fresh = ledger.allocate(max(0, missing))
     _swap_in(state, draft, sequence, place.swapped, fresh)
-    if not resumed:
+    if resumed:
+        forgive(state.tree, state.cost, sequence, place.computed)
+    else:
         sequence.cached_tokens = place.computed
         _prepay(state, sequence, now)
         _charge_cached(state, draft, sequence)

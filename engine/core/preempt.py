@@ -1,6 +1,7 @@
 """Taking running work back: its slot alone (pause), or its KV too (swap to the host, recompute)."""
 
 from engine.core.plan import Transfer
+from engine.core.rework import incur
 from engine.core.sequence import Sequence, State
 from engine.core.state import KernelState
 from telemetry.events import PreemptMode, PreemptReason, SequencePreempted
@@ -10,7 +11,9 @@ def pause(
     state: KernelState, victim: Sequence, reason: PreemptReason, beneficiary: Sequence, now: int
 ) -> None:
     """Take a running sequence's slot; its KV stays where it is."""
+    scheduled = _scheduled(state, victim)
     state.leave_batch(victim)
+    _bill(state, victim, range(victim.computed, scheduled), beneficiary)
     victim.move(State.PAUSED)
     state.paused[victim.id] = victim
     _wait_again(state, victim, now)
@@ -29,15 +32,16 @@ def preempt(
     It waits again, before fresh peers. Whoever needed the room pays for the recompute.
     """
     was_running = victim.state is State.RUNNING
+    end = _scheduled(state, victim)
     if was_running:
         state.leave_batch(victim)
     mode = _mode(state, victim)
     moved = _swap_out(state, victim) if mode is PreemptMode.SWAP else 0
     lost = 0 if moved else victim.computed
     freed = state.release_blocks(victim)
-    victim.rework_payer = victim.flow if beneficiary is None else beneficiary.flow
     if not moved:
         victim.computed = 0
+    _bill(state, victim, range(victim.computed, end), beneficiary)
     if was_running:
         victim.move(State.PREEMPTED)
         _wait_again(state, victim, now)
@@ -45,6 +49,17 @@ def preempt(
         del state.paused[victim.id]
         victim.move(State.PREEMPTED)
     _report(state, victim, reason, mode, beneficiary, now, lost, freed, moved)
+
+
+def _scheduled(state: KernelState, victim: Sequence) -> int:
+    """Positions whose KV it has, those of steps in flight included."""
+    running = victim.state is State.RUNNING
+    return int(state.batch.scheduled[victim.slot]) if running else victim.computed
+
+
+def _bill(state: KernelState, victim: Sequence, lost: range, beneficiary: Sequence | None) -> None:
+    payer = victim.flow if beneficiary is None else beneficiary.flow
+    incur(state.tree, state.cost, victim, lost, payer)
 
 
 def _wait_again(state: KernelState, victim: Sequence, now: int) -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from enum import StrEnum
 
 from engine.core.commands import Submit
+from engine.core.rework import Debt
 from policies.fairness.tree import Flow
 from telemetry.events import Phase
 
@@ -68,6 +69,7 @@ class Sequence:
         "computed",
         "computed_before",
         "deadline",
+        "debts",
         "first_token",
         "first_token_deadline",
         "flow",
@@ -80,7 +82,6 @@ class Sequence:
         "prepaid",
         "prompt_length",
         "recomputed",
-        "rework_payer",
         "salt",
         "sampling",
         "sealed",
@@ -118,7 +119,7 @@ class Sequence:
         self.prepaid = 0
         self.recomputed = 0
         self.bypassed = 0
-        self.rework_payer = flow
+        self.debts: list[Debt] = []
         self.admitted: int | None = None
         self.first_token: int | None = None
 

@@ -4,6 +4,7 @@ import numpy as np
 
 from engine.core.draft import Bill, DraftPlan, ForkRow, PrefillRow, join_of
 from engine.core.growth import ready_slots
+from engine.core.rework import settle, shares
 from engine.core.sequence import Sequence
 from engine.core.state import KernelState
 from policies.chunking import chunk_tokens
@@ -63,8 +64,18 @@ def bill_slice(
     cost = state.cost.prompt(max(start, paid), max(start, paid) + fresh)
     charge(state, draft, sequence.flow, cost).prompt += fresh
     if rework:
-        cost = state.cost.prompt(start, start + rework)
-        charge(state, draft, sequence.rework_payer, cost).rework += rework
+        _bill_rework(state, draft, sequence, start, start + rework)
+
+
+def _bill_rework(
+    state: KernelState, draft: DraftPlan, sequence: Sequence, start: int, end: int
+) -> None:
+    for debt, first, last in shares(sequence, start, end):
+        cost = state.cost.prompt(first, last)
+        payer = sequence.flow if debt is None else debt.payer
+        charge(state, draft, payer, cost).rework += last - first
+        if debt is not None:
+            settle(state.tree, debt, cost)
 
 
 def charge(state: KernelState, draft: DraftPlan, flow: Flow, cost: float) -> Bill:

@@ -14,6 +14,7 @@ from engine.core.draft import Bill
 from engine.core.host_pool import HostPool
 from engine.core.outputs import Finished, OutputBatch
 from engine.core.plan import LongArray, StepPlan, Transfer
+from engine.core.rework import Debt, forgive
 from engine.core.sequence import Group, Sequence, State
 from engine.core.waiting import WaitingRoom
 from policies.cost import make_cost
@@ -159,6 +160,7 @@ class KernelState:
         phase = sequence.phase
         released = self._strip(sequence)
         sequence.move(State.ENDED)
+        forgive(self.tree, self.cost, sequence, sequence.prompt_length + sequence.max_tokens)
         output_tokens = sequence.output_tokens
         sequence.flow.recent.append(output_tokens)
         refund = sequence.prepaid - output_tokens
@@ -170,22 +172,6 @@ class KernelState:
         self._forget(sequence)
         self.promote_fork(sequence.group, sequence, now)
         self._report_end(sequence, cause, phase, detail, output_tokens, released, now)
-
-    def condemn(self, detail: str, now: int) -> None:
-        """Emit the terminal event of every live sequence and change nothing else.
-
-        For a kernel that met a fault of its own and is thrown away: whatever it holds is suspect.
-        """
-        for sequence in self.sequences.values():
-            self._report_end(
-                sequence,
-                Cause.ENGINE_FAILED,
-                sequence.phase,
-                detail,
-                sequence.output_tokens,
-                len(sequence.blocks),
-                now,
-            )
 
     def cost_of_output(self, sequence: Sequence, before: int, tokens: int) -> float:
         """What `tokens` output tokens after the first `before` of `sequence` cost."""
@@ -295,4 +281,5 @@ class KernelState:
         if group.leader is gone:
             group.leader = group.forks.pop(0) if group.forks else None
             if group.leader is not None:
+                group.leader.debts = [Debt(debt.end, debt.payer) for debt in gone.debts]
                 self.queue(group.leader, now)
