@@ -1,0 +1,34 @@
+"""What the documents point to is there, and the README's calls can be pasted again and again."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from gateway.schema import parse_chat
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document):
+    targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", document.read_text())
+    local = [target for target in targets if "://" not in target]
+    assert [target for target in local if not (document.parent / target).exists()] == []
+
+
+def test_the_readmes_bodies_are_requests_that_are_accepted():
+    bodies = re.findall(r"-d '(\{.*?\})'", README, re.DOTALL)
+    assert len(bodies) == 2
+    for body in bodies:
+        assert parse_chat(json.dumps(json.loads(body)).encode()).max_tokens == 40
+
+
+def test_the_readmes_task_is_a_new_one_each_time():
+    """A task that was cancelled, or whose time is over, refuses what comes later."""
+    assert re.findall(r"x-task-id: ([\w$]+)", README) == ["$TASK"]
+    assert re.findall(r"/v1/tasks/([\w$]+)", README) == ["$TASK"]
+    assert "TASK=demo-$(date +%s)\n" in README
