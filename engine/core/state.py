@@ -173,6 +173,22 @@ class KernelState:
         self.promote_fork(sequence.group, sequence, now)
         self._report_end(sequence, cause, phase, detail, output_tokens, released, now)
 
+    def condemn(self, detail: str, now: int) -> None:
+        """Emit the terminal event of every live sequence and change nothing else.
+
+        For a kernel that met a fault of its own and is thrown away: whatever it holds is suspect.
+        """
+        for sequence in self.sequences.values():
+            self._report_end(
+                sequence,
+                Cause.ENGINE_FAILED,
+                sequence.phase,
+                detail,
+                sequence.output_tokens,
+                len(sequence.blocks),
+                now,
+            )
+
     def cost_of_output(self, sequence: Sequence, before: int, tokens: int) -> float:
         """What `tokens` output tokens after the first `before` of `sequence` cost."""
         one = np.ones(1)
