@@ -130,7 +130,10 @@ class LiveEngine:
 
     async def __aenter__(self) -> Self:
         self._engine.start()
-        await self._engine.ready()
+        try:
+            await self._engine.ready()
+        except RuntimeError as error:
+            raise LiveError(f"the engine did not start: {error}") from None
         return self
 
     async def __aexit__(

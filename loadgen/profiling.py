@@ -44,7 +44,7 @@ Progress = Callable[[float], None]  # told the share of the time that has passed
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A decode batch of one context length, then `prompts` one after the other beside it.
+    """A decode batch of a mean context, then `prompts` one after the other beside it.
 
     Without a batch, `prompts` alone behind `context` cached tokens.
     """
@@ -56,7 +56,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Profiled:
-    """Measured shapes, their fit, how often the grid was gone through, and in how many seconds."""
+    """Measured shapes, their fit, how often the whole grid was gone through, and the seconds."""
 
     measured: tuple[Measured, ...]
     fit: Fit
@@ -73,16 +73,39 @@ def grid(tokens: int, context: int) -> list[Round]:
     mixed = {(b, c) for b in MIXED_BATCHES for c in MIXED_CONTEXTS}
     rounds = [Round(b, c, MIXED_PROMPTS if (b, c) in mixed else ()) for b, c in decodes | mixed]
     rounds += [Round(0, c, PROMPTS) for c in PREFIXES]
+    cut = (replace(r, prompts=_fitting(r, context)) for r in rounds)
     return sorted(
-        (r for r in rounds if _room(r) <= tokens and r.context + max(LONG, *PROMPTS) <= context),
+        (r for r in cut if _room(r) <= tokens and 0 < _longest(r) <= context),
         key=lambda r: (r.decoding, r.context),
     )
+
+
+def contexts(one: Round) -> list[int]:
+    """Of the sequences of a decode batch: from half to one and a half times their mean.
+
+    Attention pads sequences to common lengths, so a batch of equals would be too quick.
+    """
+    steps = (np.arange(one.decoding) + 0.5) / max(1, one.decoding)
+    lengths: list[int] = np.rint(one.context * (0.5 + steps)).astype(int).tolist()
+    return lengths
 
 
 def _room(one: Round) -> int:
     """KV tokens that a round needs at most, and a tenth to spare."""
     growing = one.decoding * (one.context + LONG)
     return round(1.1 * (growing + one.context + max(one.prompts, default=0)))
+
+
+def _fitting(one: Round, context: int) -> tuple[int, ...]:
+    behind = 0 if one.decoding else one.context
+    return tuple(tokens for tokens in one.prompts if behind + tokens < context)
+
+
+def _longest(one: Round) -> int:
+    """Tokens of the longest sequence of a round; 0 without any."""
+    if one.decoding:
+        return max(contexts(one)) + LONG
+    return max((one.context + tokens + 1 for tokens in one.prompts), default=0)
 
 
 def measure(model: LiveModel, seconds: float, report: Progress) -> Profiled:
@@ -127,16 +150,16 @@ class Profiler:
         self._samples: dict[Key, list[Step]] = {}
 
     async def run(self, seconds: float, report: Progress) -> tuple[int, dict[Key, list[Step]]]:
-        """Passes begun and the steps by shape."""
+        """Whole passes and the steps by shape."""
         began, order, passes = time.monotonic(), Random(1), 0
         while True:
-            passes += 1
             for one in order.sample(self._rounds, len(self._rounds)):
                 passed = time.monotonic() - began
-                if passes > 1 and passed > seconds:
+                if passes and passed > seconds:
                     return passes, self._samples
                 report(min(1.0, passed / seconds))
                 await self._round(one)
+            passes += 1
 
     async def _round(self, one: Round) -> None:
         before = len(self._engine.watch.steps)
@@ -160,12 +183,14 @@ class Profiler:
     async def _beside_decodes(self, one: Round) -> None:
         engine = self._engine
         engine.fill(on=True)
-        streams = [engine.generate(self._prompt(one.context), LONG) for _ in range(one.decoding)]
+        streams = [engine.generate(self._prompt(length), LONG) for length in contexts(one)]
         for stream in streams:
-            await _read(stream, 0)
+            await _read(stream)
         engine.fill(on=False)
         readers = [asyncio.create_task(drain(stream)) for stream in streams[1:]]
-        await _read(streams[0], DECODES)
+        wanted = len(engine.watch.steps) + DECODES
+        while len(engine.watch.steps) < wanted:
+            await _read(streams[0])
         for tokens in one.prompts:
             await drain(engine.generate(self._prompt(tokens), 1))
         for stream in streams:
@@ -177,12 +202,11 @@ class Profiler:
         return self._random.integers(0, self._vocabulary, tokens).astype(np.int32)
 
 
-async def _read(stream: Generation, steps: int) -> None:
-    """Read what is pending, then of so many steps. LiveError if the stream ends before."""
-    for _ in range(1 + steps):
-        outputs = await stream.next()
-        if not outputs or outputs[0].finished:
-            raise LiveError(f"a stream of the profile ended early: {outputs}")
+async def _read(stream: Generation) -> None:
+    """Read what is pending, or wait for more. LiveError if the stream ends."""
+    outputs = await stream.next()
+    if not outputs or outputs[0].finished:
+        raise LiveError(f"a stream of the profile ended early: {outputs}")
 
 
 def _order(item: tuple[Key, list[Step]]) -> tuple[int, int, int]:

@@ -13,6 +13,9 @@ from gateway.cli.live_model import live_errors, live_options, load_live, progres
 if TYPE_CHECKING:
     from loadgen.limits import Finding
 
+COUNT = click.IntRange(min=1)
+AMOUNT = click.FloatRange(min=0, min_open=True)
+
 
 @click.group()
 def bench() -> None:
@@ -78,8 +81,10 @@ def shares(seconds: float, warm_up: float, *, as_json: bool) -> None:
 
 
 @bench.command()
-@click.option("--steps", default=400, show_default=True, help="Measured steps of each run.")
-@click.option("--repeat", default=5, show_default=True, help="Runs; the median counts.")
+@click.option(
+    "--steps", type=COUNT, default=400, show_default=True, help="Measured steps of each run."
+)
+@click.option("--repeat", type=COUNT, default=5, show_default=True, help="Runs; the median counts.")
 @json_option
 def kernel(steps: int, repeat: int, *, as_json: bool) -> None:
     """Host cost of the scheduler, and speed of the simulator that runs it, on one core.
@@ -94,8 +99,10 @@ def kernel(steps: int, repeat: int, *, as_json: bool) -> None:
 
 @bench.command("step-time")
 @live_options
-@click.option("--rate", default=6.0, show_default=True, help="Last requests a second.")
-@click.option("--seconds", default=30.0, show_default=True, help="Time in which requests arrive.")
+@click.option("--rate", type=AMOUNT, default=6.0, show_default=True, help="Last requests a second.")
+@click.option(
+    "--seconds", type=AMOUNT, default=30.0, show_default=True, help="Time in which requests arrive."
+)
 @json_option
 def step_time(
     config_file: Path | None,
@@ -122,11 +129,19 @@ def step_time(
 
 @bench.command()
 @live_options
-@click.option("--seconds", default=40.0, show_default=True, help="Time in which requests arrive.")
-@click.option("--load", default=1.5, show_default=True, help="Rate over what can be served.")
-@click.option("--rate", type=float, help="Requests a second.  [default: from --load]")
-@click.option("--repeat", default=3, show_default=True, help="Comparisons; the median counts.")
-@click.option("--profile-seconds", default=110.0, show_default=True, help="Time for the profile.")
+@click.option(
+    "--seconds", type=AMOUNT, default=40.0, show_default=True, help="Time in which requests arrive."
+)
+@click.option(
+    "--load", type=AMOUNT, default=1.5, show_default=True, help="Rate over what can be served."
+)
+@click.option("--rate", type=AMOUNT, help="Requests a second.  [default: from --load]")
+@click.option(
+    "--repeat", type=COUNT, default=3, show_default=True, help="Comparisons; the median counts."
+)
+@click.option(
+    "--profile-seconds", type=AMOUNT, default=110.0, show_default=True, help="For the profile."
+)
 @json_option
 def reality(
     config_file: Path | None,

@@ -16,7 +16,13 @@ HEADER = ("prompt tokens", "attended", "decoding", "context", "ms", "fitted", "e
 
 @click.command()
 @live_options
-@click.option("--seconds", default=110.0, show_default=True, help="Time to measure for.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=110.0,
+    show_default=True,
+    help="Time to measure for.",
+)
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -97,7 +103,7 @@ def _print_fit(profiled: "Profiled") -> None:
     )
     click.echo(
         f"error of the fit {fit.mean_error:.1%} on average, {fit.worst_error:.1%} at worst, over "
-        f"{len(profiled.measured)} shapes, {profiled.passes} passes, {profiled.seconds:.0f} s"
+        f"{len(profiled.measured)} shapes, {profiled.passes} whole passes, {profiled.seconds:.0f} s"
     )
 
 
