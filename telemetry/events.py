@@ -211,7 +211,7 @@ class ExternalServiceCharged:
 
 @dataclass(frozen=True, slots=True)
 class FlowLifted:
-    """A flow came back from idle; its saved-up credit is void."""
+    """A flow came back from idle: saved-up credit is void, excess from while nobody waited too."""
 
     now: int
     flow: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Bounded lag at work: those too far ahead give way to a flow that has fallen behind."""
+"""Bounded lag at work: those too far ahead give way to flows that have fallen behind."""
 
 from itertools import islice
 
@@ -9,17 +9,18 @@ from engine.core.memory import entry_blocks, fits, promised_blocks, shortage
 from engine.core.preempt import pause, preempt
 from engine.core.sequence import Sequence, State
 from engine.core.state import KernelState
-from policies.fairness.lag import leaves, outpaces, standing, too_far_ahead
+from policies.fairness.lag import is_ahead, leaves, outpaces, standing, too_far_ahead
 from policies.fairness.tree import Flow
 from telemetry.events import PreemptReason
 
-MOST_VICTIMS = 16  # of one step, beyond those that the first in line needs
+MOST_VICTIMS = 64  # of one step, beyond those that the first in line needs
 
 
 def relieve_lag(state: KernelState, now: int) -> None:
-    """Before a step: make room for the flow next in line while its lag exceeds the bound.
+    """Before a step: make room for the flows next in line while their lag exceeds the bound.
 
-    Whoever is further ahead than that even so stands back: nothing of it is computed in this step.
+    Whoever is further ahead than that of one for whose waiters there is no room even so stands
+    back: nothing of it is computed in this step.
     """
     state.stand_back = frozenset()
     if state.max_lag == np.inf or not state.waiting.total.sequences:
@@ -29,63 +30,84 @@ def relieve_lag(state: KernelState, now: int) -> None:
     poor = state.next_flow(now)
     if poor is None or not too_far_ahead(poor, state.max_lag):
         return
-    _make_room(state, poor, now)
-    state.stand_back = leaves(too_far_ahead(poor, state.max_lag))
-
-
-def _make_room(state: KernelState, poor: Flow, now: int) -> None:
-    """Take running work back until the first waiter of `poor` finds a place; and further ones of
-
-    it, as many as the step can compute, as long as the victim's flow would still grow faster.
-    """
-    config = state.config
-    budget = config.max_step_tokens - state.batch.running
-    # the step's own decodes may each need a block; what is freed must not go there
-    spoken_for = promised_blocks(state) + state.batch.running // config.block_size
-    taken = 0
-    for placed, head in enumerate(_line(state, poor)):
-        if budget < min(config.min_chunk, len(head.tokens)):
+    relief = _Relief(state, now)
+    served: set[Flow] = set()
+    while poor is not None and too_far_ahead(poor, state.max_lag):
+        if not relief.make_room(poor):
+            state.stand_back = leaves(too_far_ahead(poor, state.max_lag))
             return
-        while (short := _lacks(state, head, spoken_for, placed)) is not None:
-            victim = _victim(state, poor, short)
-            if victim is None:
-                return
-            if placed and (taken >= MOST_VICTIMS or not outpaces(victim.flow, poor, placed)):
-                return
-            _take(state, victim, head, short, now)
-            taken += 1
-        budget -= len(head.tokens) - head.computed
-        spoken_for += entry_blocks(state, head)
+        served.add(poor)
+        poor = state.next_flow(now, served)
 
 
-def _lacks(state: KernelState, head: Sequence, spoken_for: int, placed: int) -> int | None:
-    """Blocks that `head` is short of, 0 if it only lacks a slot, None if it can enter."""
-    if not fits(state, head, spoken_for):
-        return max(1, shortage(state, head, spoken_for))
-    return 0 if state.config.max_running - state.batch.running <= placed else None
+class _Relief:
+    """The places made in one step, and who may have to give way for them."""
 
+    def __init__(self, state: KernelState, now: int) -> None:
+        self._state = state
+        self._now = now
+        batch, config = state.batch, state.config
+        self._budget = config.max_step_tokens - batch.running
+        # the step's own decodes may each need a block; what is freed must not go there
+        self._spoken_for = promised_blocks(state) + batch.running // config.block_size
+        self._placed = 0
+        self._taken = 0
+        holders = {sequence.flow for sequence in (*batch.live(), *state.paused.values())}
+        self._rich = sorted(holders, key=standing, reverse=True)
 
-def _line(state: KernelState, poor: Flow) -> list[Sequence]:
-    """The waiters of `poor` that might enter in one step, in order."""
-    first = next_in(state, poor)
-    few = list(islice(state.waiting.front(poor), state.config.max_running))
-    return [first, *(s for s in few if s is not first)]
+    def make_room(self, poor: Flow) -> bool:
+        """Take running work back until the first waiter of `poor` finds a place; and further ones
 
+        of it, as many as the step can compute, as long as the victim's flow would still grow
+        faster. Returns whether there is room for all of them.
+        """
+        min_chunk = self._state.config.min_chunk
+        for more, head in enumerate(self._line(poor)):
+            if self._budget < min(min_chunk, len(head.tokens)):
+                return False
+            while (short := self._lacks(head)) is not None:
+                if self._placed and self._taken >= MOST_VICTIMS:
+                    return False
+                victim = self._victim(poor, short)
+                if victim is None or (more and not outpaces(victim.flow, poor, more)):
+                    return False
+                self._take(victim, head, short)
+            self._placed += 1
+            self._budget -= len(head.tokens) - head.computed
+            self._spoken_for += entry_blocks(self._state, head)
+        return True
 
-def _victim(state: KernelState, poor: Flow, short: int) -> Sequence | None:
-    """The cheapest work of the most served flow over the bound; None if nobody holds anything.
+    def _line(self, poor: Flow) -> list[Sequence]:
+        """The waiters of `poor` that might enter in one step, in order."""
+        first = next_in(self._state, poor)
+        few = islice(self._state.waiting.front(poor), self._state.config.max_running)
+        return [first, *(s for s in few if s is not first)]
 
-    Paused work counts where blocks are short: the least computed work that frees `short` blocks at
-    once, else the most that comes free. Among equals the last in line.
-    """
-    over = leaves(too_far_ahead(poor, state.max_lag))
-    able = [*state.batch.live(), *state.paused.values()] if short else state.batch.live()
-    holders = [sequence for sequence in able if sequence.flow in over]
-    if not holders:
+    def _lacks(self, head: Sequence) -> int | None:
+        """Blocks that `head` is short of, 0 if it only lacks a slot, None if it can enter."""
+        state = self._state
+        if not fits(state, head, self._spoken_for):
+            return max(1, shortage(state, head, self._spoken_for))
+        free = state.config.max_running - state.batch.running
+        return 0 if free <= self._placed else None
+
+    def _victim(self, poor: Flow, short: int) -> Sequence | None:
+        """The cheapest work of the most served flow over the bound; None if nobody holds anything.
+
+        Paused work counts where blocks are short: the least computed work that frees `short` blocks
+        at once, else the most that comes free. Among equals the last in line.
+        """
+        state = self._state
+        able = [*state.batch.live(), *state.paused.values()] if short else state.batch.live()
+        for flow in self._rich:
+            if is_ahead(flow, poor, state.max_lag):
+                own = [sequence for sequence in able if sequence.flow is flow]
+                if own:
+                    return min(own, key=lambda sequence: self._rank(sequence, short))
         return None
-    rich = max({s.flow for s in holders}, key=standing)
 
-    def rank(sequence: Sequence) -> tuple[bool, int, tuple[int, ...]]:
+    def _rank(self, sequence: Sequence, short: int) -> tuple[bool, int, tuple[int, ...]]:
+        state = self._state
         freed = sum(1 for b in sequence.blocks if state.ledger.references(b) == 1)
         enough = freed >= short
         running = sequence.state is State.RUNNING
@@ -93,11 +115,7 @@ def _victim(state: KernelState, poor: Flow, short: int) -> Sequence | None:
         order = tuple(-part for part in state.waiting.place(sequence)[1:])
         return not enough, cost if enough else -freed, order
 
-    return min((s for s in holders if s.flow is rich), key=rank)
-
-
-def _take(state: KernelState, victim: Sequence, head: Sequence, short: int, now: int) -> None:
-    if short or not state.config.policy.pause:
-        preempt(state, victim, PreemptReason.LAG, head, now)
-    else:
-        pause(state, victim, PreemptReason.LAG, head, now)
+    def _take(self, victim: Sequence, head: Sequence, short: int) -> None:
+        take = preempt if short or not self._state.config.policy.pause else pause
+        take(self._state, victim, PreemptReason.LAG, head, self._now)
+        self._taken += 1

@@ -23,15 +23,30 @@ def standing(flow: Flow) -> tuple[tuple[float, str], ...]:
     return tuple((node.counter, node.path[-1]) for node in reversed(list(flow.upward())))
 
 
+def is_ahead(rich: Flow, poor: Flow, max_lag: float) -> bool:
+    """Whether the side of `rich` is ahead by more than `max_lag` at the level where the two part.
+
+    False where one belongs to the other.
+    """
+    sides = _sides(rich, poor)
+    return sides is not None and sides[0].counter - sides[1].counter > max_lag
+
+
 def outpaces(rich: Flow, poor: Flow, more: int) -> bool:
     """Whether the side of `rich` runs more work for its weight than that of `poor` would with
 
     `more` further sequences, at the level at which the two part.
     """
-    for a, b in zip(reversed(list(rich.upward())), reversed(list(poor.upward())), strict=False):
-        if a is not b:
-            return a.running / a.weight > (b.running + more) / b.weight
-    return False
+    sides = _sides(rich, poor)
+    if sides is None:
+        return False
+    ahead, behind = sides
+    return ahead.running / ahead.weight > (behind.running + more) / behind.weight
+
+
+def _sides(one: Flow, other: Flow) -> tuple[Flow, Flow] | None:
+    downward = zip(reversed(list(one.upward())), reversed(list(other.upward())), strict=False)
+    return next(((a, b) for a, b in downward if a is not b), None)
 
 
 def leaves(nodes: list[Flow]) -> frozenset[Flow]:

@@ -223,7 +223,7 @@ def make_rule(config: FairnessConfig, urgency_debt: float = 0.0) -> Rule:
 
 def make_tree(config: FairnessConfig, capacity: int) -> FlowTree:
     """A tree for the policy that `config` names."""
-    return FlowTree(capacity, lifts=config.name != "lcf")
+    return FlowTree(capacity, lifts=config.name != "lcf", max_lag=lag_bound(config))
 
 
 def lag_bound(config: FairnessConfig) -> float:

@@ -10,14 +10,14 @@ left when none is backlogged, so that idleness saves up no credit.
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite
 
 RECENT = 5  # output lengths remembered a flow, for prediction
 
 
 @dataclass(frozen=True, slots=True)
 class Lift:
-    """A counter raised because its flow returned from idle."""
+    """A counter moved because its flow returned from idle."""
 
     path: tuple[str, ...]
     before: float
@@ -79,11 +79,14 @@ class Flow:
 class FlowTree:
     """All flows of one engine. At most `capacity` nodes are remembered; idle ones go first.
 
-    With `lifts`, flows that return from idle are lifted.
+    With `lifts`, flows that return from idle are lifted. With a finite `max_lag` they also end up
+    within it of others: no further behind siblings that run, nor ahead of those that wait, for what
+    was served while nobody waited is held against nobody.
     """
 
-    def __init__(self, capacity: int, *, lifts: bool = True) -> None:
+    def __init__(self, capacity: int, *, lifts: bool = True, max_lag: float = inf) -> None:
         self._lifts = lifts
+        self._max_lag = max_lag
         self.version = 0  # raised by whatever may change who is next
         self._root = Flow((), 1.0, None)
         self._capacity = capacity
@@ -176,12 +179,25 @@ class FlowTree:
         flow.own += 1
         for node in flow.upward():
             if node.queued == 0 and self._lifts:
-                before, after = node.counter, max(node.counter, _entry_level(node))
-                if after > before:
+                before, after = node.counter, self._entered(node)
+                if after != before:
                     node.counter = after
                     lifts.append(Lift(node.path, before, after))
             node.queued += 1
         return lifts
+
+    def _entered(self, node: Flow) -> float:
+        """The counter of `node` as it starts to wait."""
+        parent = node.parent
+        assert parent is not None  # only nodes below the root are entered
+        waiting = [child.counter for child in parent.children.values() if child.queued]
+        least = min(waiting) if waiting else parent.last_left
+        if self._max_lag == inf:
+            return max(node.counter, least)
+        running = [child.counter for child in parent.children.values() if child.running]
+        least = max(least, max(running, default=-inf) - self._max_lag)
+        most = min(waiting, default=inf) + self._max_lag
+        return max(least, min(node.counter, most))
 
     def dequeue(self, flow: Flow) -> None:
         """A sequence of `flow` stopped waiting."""
@@ -218,10 +234,3 @@ class FlowTree:
     def backlogged(self) -> list[Flow]:
         """Every node with waiters of its own."""
         return [flow for flow in self._nodes.values() if flow.own]
-
-
-def _entry_level(node: Flow) -> float:
-    parent = node.parent
-    assert parent is not None  # only nodes below the root are entered
-    backlogged = [child.counter for child in parent.children.values() if child.queued]
-    return min(backlogged) if backlogged else parent.last_left

@@ -213,6 +213,7 @@ def test_bounded_lag_swaps_when_memory_is_what_blocks():
         "num_blocks": 16,
         "host_blocks": 32,
         "kv_reserve": 0.0,
+        "prefix_cache": False,  # what is still cached need not be moved back
         "policy": PolicyConfig(fairness=FairnessConfig(max_lag=50.0)),
     }
     world = world_with(kernel=kernel)
