@@ -11,7 +11,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
@@ -52,6 +52,15 @@ class Round:
     decoding: int
     context: int
     prompts: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Samples:
+    """The steps measured of each shape, how often the whole grid was gone through, and seconds."""
+
+    steps: "dict[Key, list[Step]]" = field(default_factory=dict)
+    passes: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,24 +118,36 @@ def _longest(one: Round) -> int:
 
 
 def measure(model: LiveModel, seconds: float, report: Progress) -> Profiled:
-    """Go through the grid as often as `seconds` allow, at least once, and fit.
+    """Collect once, and fit."""
+    samples = Samples()
+    collect(model, seconds, samples, report)
+    return fitted(model, samples)
+
+
+def collect(
+    model: LiveModel, seconds: float, samples: Samples, report: Progress = lambda _share: None
+) -> None:
+    """Go through the grid as often as `seconds` allow, at least once, adding to `samples`.
 
     LiveError if the engine refuses the work or its KV pool holds too little of it.
     """
-    return asyncio.run(_measure(model, seconds, report))
+    asyncio.run(_collect(model, seconds, samples, report))
 
 
-async def _measure(model: LiveModel, seconds: float, report: Progress) -> Profiled:
+def fitted(model: LiveModel, samples: Samples) -> Profiled:
+    """The profile of all that was collected."""
+    measured = tuple(_summary(steps) for _, steps in sorted(samples.steps.items(), key=_order))
+    fit = fit_profile(measured, host_link(model))
+    return Profiled(measured, fit, samples.passes, samples.seconds)
+
+
+async def _collect(model: LiveModel, seconds: float, samples: Samples, report: Progress) -> None:
     kernel = kernel_for(model.kernel)
     rounds = grid(kernel.num_blocks * kernel.block_size, kernel.max_context)
     if not any(one.decoding > 1 for one in rounds) or not any(one.prompts for one in rounds):
         raise LiveError("the KV cache is too small to profile: raise kernel.kv_memory")
     async with LiveEngine(model, kernel) as engine:
-        began = time.monotonic()
-        passes, samples = await Profiler(engine, rounds, model).run(seconds, report)
-        took = time.monotonic() - began
-    measured = tuple(_summary(steps) for _, steps in sorted(samples.items(), key=_order))
-    return Profiled(measured, fit_profile(measured, host_link(model)), passes, took)
+        await Profiler(engine, rounds, kernel.vocab_size, samples).run(seconds, report)
 
 
 def kernel_for(kernel: KernelConfig) -> KernelConfig:
@@ -142,24 +163,30 @@ def kernel_for(kernel: KernelConfig) -> KernelConfig:
 class Profiler:
     """Goes through the rounds on a running engine and keeps the steps of each shape."""
 
-    def __init__(self, engine: LiveEngine, rounds: list[Round], model: LiveModel) -> None:
+    def __init__(
+        self, engine: LiveEngine, rounds: list[Round], vocabulary: int, samples: Samples
+    ) -> None:
         self._engine = engine
         self._rounds = rounds
-        self._vocabulary = model.kernel.vocab_size
+        self._vocabulary = vocabulary
+        self._samples = samples
         self._random = np.random.default_rng(1)
-        self._samples: dict[Key, list[Step]] = {}
 
-    async def run(self, seconds: float, report: Progress) -> tuple[int, dict[Key, list[Step]]]:
-        """Whole passes and the steps by shape."""
-        began, order, passes = time.monotonic(), Random(1), 0
-        while True:
+    async def run(self, seconds: float, report: Progress) -> None:
+        """Go on for so many seconds, but to the end of the first pass."""
+        began, order, passes = time.monotonic(), Random(self._samples.passes), 0
+        passed = 0.0
+        while not passes or passed < seconds:
             for one in order.sample(self._rounds, len(self._rounds)):
-                passed = time.monotonic() - began
-                if passes and passed > seconds:
-                    return passes, self._samples
                 report(min(1.0, passed / seconds))
                 await self._round(one)
-            passes += 1
+                passed = time.monotonic() - began
+                if passes and passed > seconds:
+                    break
+            else:
+                passes += 1
+        self._samples.passes += passes
+        self._samples.seconds += passed
 
     async def _round(self, one: Round) -> None:
         before = len(self._engine.watch.steps)
@@ -168,7 +195,7 @@ class Profiler:
         for step in self._engine.watch.steps[before:]:
             shape = step.shape
             if shape.decode_sequences == one.decoding and shape.prefill_tokens in wanted:
-                self._samples.setdefault((one, shape.prefill_tokens), []).append(step)
+                self._samples.steps.setdefault((one, shape.prefill_tokens), []).append(step)
 
     async def _alone(self, one: Round) -> None:
         prefix = self._prompt(one.context)

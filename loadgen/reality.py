@@ -20,6 +20,7 @@ from engine.sim.profile import CostProfile
 from loadgen.arrivals import Phase, arrival_times
 from loadgen.limits import Finding
 from loadgen.live import LiveEngine, LiveError, LiveModel, Step, drain
+from loadgen.profiling import Profiled, Samples, collect, fitted
 from loadgen.simulation import Rules, Simulation
 from loadgen.workload import Request, Workload
 from telemetry.clock import NANOSECONDS
@@ -68,6 +69,26 @@ class Comparison:
     @property
     def ttft(self) -> float:
         return self.simulated.ttft / self.live.ttft
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to run. `rate` requests a second, or None for `load` times what can be served."""
+
+    seconds: float  # in which requests arrive
+    load: float
+    rate: float | None
+    repeat: int
+    profile_seconds: float  # in all
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The rate that was used, the profile, and the comparisons made with it."""
+
+    rate: float
+    profiled: Profiled
+    comparisons: list[Comparison]
 
 
 class Timeline:
@@ -188,27 +209,33 @@ async def run_live(
     return timeline.figures(workload, start), engine.watch.steps
 
 
-def compare(
-    model: LiveModel,
-    profile: CostProfile,
-    rate: float,
-    seconds: float,
-    seeds: range,
-    report: Report,
-) -> list[Comparison]:
-    """One comparison a seed."""
-    kernel = kernel_for(model.kernel)
-    found = []
-    for seed in seeds:
-        workload = make_workload(rate, seconds, seed)
-        simulated = simulate(workload, kernel, profile)
-        report(
-            f"run {seed}: {len(workload.requests)} requests, which take {simulated.seconds:.0f} s "
-            f"in the simulator; now on the live engine"
-        )
-        live, _ = asyncio.run(run_live(workload, kernel, model))
-        found.append(Comparison(seed, len(workload.requests), live, simulated))
-    return found
+def compare(model: LiveModel, plan: Plan, report: Report) -> Outcome:
+    """One comparison a seed.
+
+    The profile is measured in parts before, between and after the live runs, so that a machine that
+    becomes slower or faster meanwhile is not taken for an error of the simulator.
+    """
+    kernel, samples = kernel_for(model.kernel), Samples()
+    parts = plan.repeat + 1
+
+    def profile_part(number: int) -> None:
+        report(f"profile, part {number} of {parts}")
+        collect(model, plan.profile_seconds / parts, samples)
+
+    profile_part(1)
+    rate = plan.rate or plan.load * capacity(kernel, fitted(model, samples).fit.profile)
+    workloads = [make_workload(rate, plan.seconds, 1 + index) for index in range(plan.repeat)]
+    lives = []
+    for number, workload in enumerate(workloads, start=1):
+        report(f"live run {number} of {plan.repeat}: {len(workload.requests)} requests")
+        lives.append(asyncio.run(run_live(workload, kernel, model))[0])
+        profile_part(number + 1)
+    profiled = fitted(model, samples)
+    comparisons = [
+        Comparison(seed, len(load.requests), live, simulate(load, kernel, profiled.fit.profile))
+        for seed, (load, live) in enumerate(zip(workloads, lives, strict=True), start=1)
+    ]
+    return Outcome(rate, profiled, comparisons)
 
 
 def findings(comparisons: list[Comparison]) -> list[Finding]:

@@ -8,7 +8,7 @@ import click
 
 from gateway.cli.bench_simulator import simulator
 from gateway.cli.common import json_option, note, print_json, print_table
-from gateway.cli.live_model import live_errors, live_options, load_live, progress
+from gateway.cli.live_model import live_errors, live_options, load_live
 
 if TYPE_CHECKING:
     from loadgen.limits import Finding
@@ -157,32 +157,32 @@ def reality(
 ) -> None:
     """The same scenario on the running engine and in the simulator.
 
-    First the engine's step times are measured and a profile is fitted to them, as `watermaster
-    profile` does. Then two tenants of weights 3 and 1 send requests of 32 to 256 prompt and 16 to
-    128 output tokens, --load times as many as 32 slots can serve, to the engine and, at the same
-    instants, to the simulator with that profile.
+    The engine's step times are measured and a profile is fitted to them, as `watermaster profile`
+    does, in parts between the runs. Two tenants of weights 3 and 1 send requests of 32 to 256
+    prompt and 16 to 128 output tokens, --load times as many as 32 slots can serve, to the engine
+    and, at the same instants, to the simulator with that profile. Takes about six minutes; stop
+    other work first.
     """
     from loadgen import reality as bench_reality
-    from loadgen.profiling import about, measure
+    from loadgen.profiling import about
 
     model = load_live(config_file, source, threads)
+    plan = bench_reality.Plan(seconds, load, rate, repeat, profile_seconds)
     with live_errors():
-        with progress("profiling") as report:
-            profiled = measure(model, profile_seconds, report)
-        profile = profiled.fit.profile
-        note(f"profile fitted, mean error {profiled.fit.mean_error:.1%}")
-        if rate is None:
-            kernel = bench_reality.kernel_for(model.kernel)
-            rate = load * bench_reality.capacity(kernel, profile)
-        found = bench_reality.compare(model, profile, rate, seconds, range(1, repeat + 1), note)
-    details = {
-        "about": about(model, profiled),
-        "rate": rate,
-        "runs": [bench_reality.figures(one) for one in found],
-    }
+        outcome = bench_reality.compare(model, plan, note)
+    found, profiled = outcome.comparisons, outcome.profiled
     if not as_json:
+        click.echo(
+            f"profile: mean error {profiled.fit.mean_error:.1%} over {len(profiled.measured)} "
+            f"shapes, {profiled.passes} passes; {outcome.rate:.2f} requests a second"
+        )
         print_table(bench_reality.HEADER, bench_reality.rows(found))
         click.echo()
+    details = {
+        "about": about(model, profiled),
+        "rate": outcome.rate,
+        "runs": [bench_reality.figures(one) for one in found],
+    }
     _print_findings(bench_reality.findings(found), as_json, details)
 
 

@@ -109,6 +109,23 @@ def test_the_whole_grid_is_profiled_on_an_engine(tiny):
     assert link.bytes_per_token == 2 * TINY.num_layers * TINY.num_kv_heads * TINY.head_dim * 4
 
 
+def test_profile_parts_and_live_runs_alternate(tiny):
+    told = []
+    plan = reality.Plan(seconds=0.3, load=1.5, rate=60.0, repeat=1, profile_seconds=0.01)
+    outcome = reality.compare(tiny, plan, told.append)
+    assert [line.partition(",")[0].partition(":")[0] for line in told] == [
+        "profile",
+        "live run 1 of 1",
+        "profile",
+    ]
+    assert outcome.profiled.passes == 2
+    assert (outcome.rate, len(outcome.comparisons)) == (60.0, 1)
+    one = outcome.comparisons[0]
+    tokens = sum(r.output for r in reality.make_workload(60.0, 0.3, 1).requests)
+    assert one.live.throughput * one.live.seconds == pytest.approx(tokens)
+    assert one.simulated.throughput * one.simulated.seconds == pytest.approx(tokens)
+
+
 def test_a_cache_too_small_to_profile_is_refused(tiny):
     small = replace(tiny, kernel=replace(KERNEL, num_blocks=16))
     with pytest.raises(LiveError, match=r"raise kernel\.kv_memory"):
