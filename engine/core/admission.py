@@ -30,6 +30,9 @@ def _admit_in_turn(
 ) -> None:
     passed: set[Flow] = set()
     promised = promised_blocks(state)
+    for head in state.entitled:
+        if obstacle(state, draft.budget, head) is None and fits(state, head, promised):
+            promised += _admit(state, draft, head, now)
     while True:
         flow = state.next_flow(now, passed | state.stand_back)
         if flow is None:

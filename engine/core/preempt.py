@@ -35,7 +35,7 @@ def preempt(
     end = _scheduled(state, victim)
     if was_running:
         state.leave_batch(victim)
-    mode = _mode(state, victim)
+    mode = mode_for(state, victim.computed)
     moved = _swap_out(state, victim) if mode is PreemptMode.SWAP else 0
     lost = 0 if moved else victim.computed
     freed = state.release_blocks(victim)
@@ -62,22 +62,31 @@ def _bill(state: KernelState, victim: Sequence, lost: range, beneficiary: Sequen
     incur(state.tree, state.cost, victim, lost, payer)
 
 
+def computed_of(state: KernelState, sequence: Sequence) -> int:
+    """Positions of a running or paused sequence whose KV is there."""
+    running = sequence.state is State.RUNNING
+    return int(state.batch.computed[sequence.slot]) if running else sequence.computed
+
+
+def mode_for(state: KernelState, computed: int) -> PreemptMode:
+    """How KV of `computed` positions is taken: whichever costs less time, where both can be.
+
+    That is two moves, or computing it again.
+    """
+    wanted = state.config.policy.preemption
+    blocks = state.ledger.blocks_for(computed)
+    if wanted == "recompute" or not blocks or state.host.free < blocks:
+        return PreemptMode.RECOMPUTE
+    moving = 2 * blocks * state.config.host_block_ns
+    computing = computed * state.drain_rate.seconds_per_token * 1e9
+    cheaper = moving <= computing or not computing
+    return PreemptMode.SWAP if wanted == "swap" or cheaper else PreemptMode.RECOMPUTE
+
+
 def _wait_again(state: KernelState, victim: Sequence, now: int) -> None:
     state.waiting.count(victim)
     state.queue(victim, now)
     state.promote_fork(victim.group, victim, now)
-
-
-def _mode(state: KernelState, victim: Sequence) -> PreemptMode:
-    """Whichever costs less time, where both are possible: two moves, or computing it again."""
-    wanted = state.config.policy.preemption
-    blocks = state.ledger.blocks_for(victim.computed)
-    if wanted == "recompute" or not blocks or state.host.free < blocks:
-        return PreemptMode.RECOMPUTE
-    moving = 2 * blocks * state.config.host_block_ns
-    computing = victim.computed * state.drain_rate.seconds_per_token * 1e9
-    cheaper = moving <= computing or not computing
-    return PreemptMode.SWAP if wanted == "swap" or cheaper else PreemptMode.RECOMPUTE
 
 
 def _swap_out(state: KernelState, victim: Sequence) -> int:

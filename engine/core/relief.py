@@ -6,12 +6,19 @@ import numpy as np
 
 from engine.core.admission import next_in
 from engine.core.memory import entry_blocks, fits, promised_blocks, shortage
-from engine.core.preempt import pause, preempt
-from engine.core.sequence import Sequence, State
+from engine.core.preempt import computed_of, mode_for, pause, preempt
+from engine.core.sequence import Sequence
 from engine.core.state import KernelState
-from policies.fairness.lag import is_ahead, leaves, outpaces, standing, too_far_ahead
+from policies.fairness.lag import (
+    lag_of,
+    leaves,
+    outpaces,
+    standing,
+    too_far_ahead,
+    weight_beside,
+)
 from policies.fairness.tree import Flow
-from telemetry.events import PreemptReason
+from telemetry.events import PreemptMode, PreemptReason
 
 MOST_VICTIMS = 64  # of one step, beyond those that the first in line needs
 
@@ -23,6 +30,7 @@ def relieve_lag(state: KernelState, now: int) -> None:
     back: nothing of it is computed in this step.
     """
     state.stand_back = frozenset()
+    state.entitled.clear()
     if state.max_lag == np.inf or not state.waiting.total.sequences:
         return
     if state.config.policy.batching == "static" and state.batch_is_old:
@@ -59,19 +67,26 @@ class _Relief:
         """Take running work back until the first waiter of `poor` finds a place; and further ones
 
         of it, as many as the step can compute, as long as the victim's flow would still grow
-        faster. Returns whether there is room for all of them.
+        faster. Returns whether there is room for all of them, or making it is not worth it yet.
         """
         min_chunk = self._state.config.min_chunk
         for more, head in enumerate(self._line(poor)):
             if self._budget < min(min_chunk, len(head.tokens)):
                 return False
+            # fixed beforehand: the bills for the first victims close the gap
+            rich = [f for f in self._rich if lag_of(poor, f) > self._state.max_lag]
+            first = True
             while (short := self._lacks(head)) is not None:
                 if self._placed and self._taken >= MOST_VICTIMS:
                     return False
-                victim = self._victim(poor, short)
+                victim = self._victim(rich, short)
                 if victim is None or (more and not outpaces(victim.flow, poor, more)):
                     return False
+                if short and not self._is_worth_it(victim, poor, short):
+                    return first
                 self._take(victim, head, short)
+                first = False
+            self._state.entitled.append(head)
             self._placed += 1
             self._budget -= len(head.tokens) - head.computed
             self._spoken_for += entry_blocks(self._state, head)
@@ -91,27 +106,42 @@ class _Relief:
         free = state.config.max_running - state.batch.running
         return 0 if free <= self._placed else None
 
-    def _victim(self, poor: Flow, short: int) -> Sequence | None:
-        """The cheapest work of the most served flow over the bound; None if nobody holds anything.
+    def _victim(self, rich: list[Flow], short: int) -> Sequence | None:
+        """The cheapest work of the first of `rich` that holds anything; None if none does.
 
         Paused work counts where blocks are short: the least computed work that frees `short` blocks
         at once, else the most that comes free. Among equals the last in line.
         """
         state = self._state
         able = [*state.batch.live(), *state.paused.values()] if short else state.batch.live()
-        for flow in self._rich:
-            if is_ahead(flow, poor, state.max_lag):
-                own = [sequence for sequence in able if sequence.flow is flow]
-                if own:
-                    return min(own, key=lambda sequence: self._rank(sequence, short))
+        for flow in rich:
+            own = [sequence for sequence in able if sequence.flow is flow]
+            if own:
+                return min(own, key=lambda sequence: self._rank(sequence, short))
         return None
+
+    def _is_worth_it(self, victim: Sequence, poor: Flow, short: int) -> bool:
+        """Whether the bill, for `victim` and more like it while blocks are short, is at most half
+
+        of the lag. If it turned the lag around, `poor` would have to give way next, and both would
+        compute again and again.
+        """
+        computed = computed_of(self._state, victim)
+        if mode_for(self._state, computed) is PreemptMode.SWAP:
+            return True
+        bill = self._state.cost.prompt(0, computed) / weight_beside(poor, victim.flow)
+        bill *= max(1.0, short / max(1, self._frees(victim)))
+        return 2 * bill <= lag_of(poor, victim.flow)
+
+    def _frees(self, sequence: Sequence) -> int:
+        ledger = self._state.ledger
+        return sum(1 for block in sequence.blocks if ledger.references(block) == 1)
 
     def _rank(self, sequence: Sequence, short: int) -> tuple[bool, int, tuple[int, ...]]:
         state = self._state
-        freed = sum(1 for b in sequence.blocks if state.ledger.references(b) == 1)
+        freed = self._frees(sequence)
         enough = freed >= short
-        running = sequence.state is State.RUNNING
-        cost = int(state.batch.computed[sequence.slot]) if running else sequence.computed
+        cost = computed_of(state, sequence)
         order = tuple(-part for part in state.waiting.place(sequence)[1:])
         return not enough, cost if enough else -freed, order
 

@@ -71,6 +71,7 @@ class KernelState:
         self.batch_is_old = False  # static batching: the running batch was launched already
         self.paused: dict[int, Sequence] = {}
         self.stand_back: frozenset[Flow] = frozenset()  # too far ahead to be part of this step
+        self.entitled: list[Sequence] = []  # waiters for whom this step made room
         self._next_flow: tuple[tuple[int, int], Flow | None] = ((-1, -1), None)
         self.next_step = 1
         self.lag_tokens = 0  # tokens dropped by commands since the last commit

@@ -23,13 +23,19 @@ def standing(flow: Flow) -> tuple[tuple[float, str], ...]:
     return tuple((node.counter, node.path[-1]) for node in reversed(list(flow.upward())))
 
 
-def is_ahead(rich: Flow, poor: Flow, max_lag: float) -> bool:
-    """Whether the side of `rich` is ahead by more than `max_lag` at the level where the two part.
+def lag_of(poor: Flow, rich: Flow) -> float:
+    """How much less `poor`'s side was served than that of `rich`, at the level where they part.
 
-    False where one belongs to the other.
+    0 where one belongs to the other.
     """
     sides = _sides(rich, poor)
-    return sides is not None and sides[0].counter - sides[1].counter > max_lag
+    return 0.0 if sides is None else sides[0].counter - sides[1].counter
+
+
+def weight_beside(poor: Flow, rich: Flow) -> float:
+    """The weight of `poor`'s side at the level where it parts from `rich`."""
+    sides = _sides(rich, poor)
+    return poor.weight if sides is None else sides[1].weight
 
 
 def outpaces(rich: Flow, poor: Flow, more: int) -> bool:

@@ -190,10 +190,10 @@ def test_a_place_taken_back_shows_as_what_it_cost(mode):
         ),
     )
     for _ in range(2):
-        here.submit("a", 100, 40)
+        here.submit("a", 100, 40, weight=0.1)
     for _ in range(12):
         here.step()
-    here.submit("b", 60, 20)
+    here.submit("b", 100, 20)
     here.run()
     taken = here.of(SequencePreempted)
     waterfall = waterfalls(here.events)[taken[0].sequence]
