@@ -4,8 +4,6 @@ Bodies have OpenAI's shape. The same row serves a refusal (a real status) and a 
 middle of a stream (in-band, without one).
 """
 
-import math
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, StrEnum
@@ -13,6 +11,7 @@ from enum import Enum, StrEnum
 import orjson
 
 from engine.core.outputs import Finished
+from gateway.retry_after import headers_of, predicted, wait_ms
 from telemetry.events import Cause
 
 FINISH_REASONS = {Cause.STOP: "stop", Cause.STOP_STRING: "stop", Cause.LENGTH: "length"}
@@ -27,12 +26,9 @@ NEVER_QUEUED = frozenset(
         Cause.BAD_TOKEN,
         Cause.DUPLICATE,
         Cause.TASK_CANCELLED,
+        Cause.DEADLINE_INFEASIBLE,
     }
 )
-
-# Stock clients sleep through or ignore a longer Retry-After, so they are told not to retry.
-LONGEST_WAIT_MS = 60_000
-JITTER = 0.25
 
 
 class Reason(StrEnum):
@@ -63,6 +59,7 @@ class Retry(Enum):
 
     UNSAID = "unsaid"  # the status says it
     LATER = "later"  # Retry-After
+    AFRESH = "afresh"  # Retry-After where one is known, for a new request; a resent one is late
     NEVER = "never"  # x-should-retry: false; stock clients resubmit a 504 otherwise
 
 
@@ -130,6 +127,20 @@ TABLE: Mapping[Cause | Reason, Row] = {
         "queue_full",
         "The tenant's queue is full; retry after the time given.",
         Retry.LATER,
+    ),
+    Cause.DISPLACED: Row(
+        429,
+        "rate_limit_error",
+        "queue_full",
+        "The queue is full and your share of it is used up; retry after the time given.",
+        Retry.LATER,
+    ),
+    Cause.DEADLINE_INFEASIBLE: Row(
+        429,
+        "rate_limit_error",
+        "deadline_infeasible",
+        "The deadline cannot be met; allow more time, or ask again when a time is given.",
+        Retry.AFRESH,
     ),
     Cause.CANCELLED: Row(499, "cancelled", "cancelled", "The request was cancelled.", Retry.NEVER),
     Cause.TASK_CANCELLED: Row(
@@ -218,6 +229,13 @@ TABLE: Mapping[Cause | Reason, Row] = {
     Cause.DEADLINE: Row(
         504, "timeout_error", "deadline_exceeded", "The deadline passed.", Retry.NEVER
     ),
+    Cause.RELEGATED: Row(
+        504,
+        "timeout_error",
+        "deadline_exceeded",
+        "The deadline could no longer be met, so no work was begun.",
+        Retry.NEVER,
+    ),
     Cause.FIRST_TOKEN_DEADLINE: Row(
         504,
         "timeout_error",
@@ -231,8 +249,8 @@ TABLE: Mapping[Cause | Reason, Row] = {
 class ApiError(Exception):
     """A refusal or failure for the caller. `facts` become further members of the error object.
 
-    `retry_after` is the engine's own estimate, in nanoseconds. `closes` asks for the connection to
-    be closed because the rest of the request will not be read.
+    `retry_after` is the engine's own estimate, in nanoseconds; `promised` if a place is held then.
+    `closes` asks for the connection to be closed because the rest of the request will not be read.
     """
 
     def __init__(
@@ -243,6 +261,7 @@ class ApiError(Exception):
         param: str | None = None,
         facts: Mapping[str, object] | None = None,
         retry_after: int | None = None,
+        promised: bool = False,
         headers: Mapping[str, str] | None = None,
         closes: bool = False,
     ) -> None:
@@ -252,6 +271,7 @@ class ApiError(Exception):
         self.param = param
         self.facts = dict(facts or {})
         self.retry_after = retry_after
+        self.promised = promised
         self.headers = dict(headers or {})
         self.closes = closes
         super().__init__(self.message)
@@ -268,8 +288,9 @@ def from_finished(finished: Finished, usage: Mapping[str, object]) -> ApiError:
         finished.cause,
         message,
         param="prompt" if finished.cause is Cause.BAD_TOKEN else None,
-        facts={"cause": str(finished.cause), **counted},
+        facts={"cause": str(finished.cause), **predicted(finished), **counted},
         retry_after=finished.retry_after,
+        promised=finished.promised,
     )
 
 
@@ -283,18 +304,16 @@ class Rendered:
 
 
 def render(error: ApiError) -> Rendered:
-    """Body and headers of `error`; waits are de-synchronised among callers by up to a quarter."""
+    """Body and headers of `error`."""
     row = error.row
     facts = dict(error.facts)
     headers = [(name.encode(), value.encode("latin-1")) for name, value in error.headers.items()]
-    if row.retry is Retry.LATER:
-        wait_ms = _wait_ms(error)
-        facts["retry_after_ms"] = wait_ms
-        headers.append((b"retry-after", str(math.ceil(wait_ms / 1000)).encode()))
-        headers.append((b"retry-after-ms", str(wait_ms).encode()))
-        if wait_ms > LONGEST_WAIT_MS:
-            headers.append((b"x-should-retry", b"false"))
-    elif row.retry is Retry.NEVER:
+    known = row.retry is Retry.AFRESH and error.retry_after is not None
+    if row.retry is Retry.LATER or known:
+        wait = wait_ms(error.retry_after, row.wait_ms, promised=error.promised)
+        facts["retry_after_ms"] = wait
+        headers += headers_of(wait, again=row.retry is Retry.LATER)
+    elif row.retry is not Retry.UNSAID:
         headers.append((b"x-should-retry", b"false"))
     if error.closes:
         headers.append((b"connection", b"close"))
@@ -310,13 +329,3 @@ def render(error: ApiError) -> Rendered:
         }
     )
     return Rendered(row.status, headers, body)
-
-
-def _wait_ms(error: ApiError) -> int:
-    estimate = error.row.wait_ms
-    if error.retry_after is not None:
-        estimate = max(1, math.ceil(error.retry_after / 1_000_000))
-    most = estimate * (1 + JITTER)
-    if estimate <= LONGEST_WAIT_MS:
-        most = min(most, LONGEST_WAIT_MS)
-    return math.ceil(random.uniform(estimate, most))

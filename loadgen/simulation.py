@@ -137,6 +137,8 @@ class Simulation:
             sampling=RUNS_ON if declared else STOPS,
             deadline=request.deadline,
             first_token_deadline=request.first_token_deadline,
+            claims=(f"task-{request.origin}",),
+            retry=request.attempt > 0,
         )
 
     def _collect(self) -> None:

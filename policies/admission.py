@@ -16,6 +16,7 @@ from math import inf
 from policies.promises import PromiseConfig
 
 MODES = ("accept", "feasible", "goodput")
+MIN_ARRIVALS = 20  # below, no load can be told
 
 
 class OnInfeasible(StrEnum):
@@ -49,24 +50,25 @@ class Ground(StrEnum):
 class AdmissionConfig:
     """`mode` and `on_infeasible` hold for tenants that choose nothing else.
 
-    `length_quantile` is the output length that must fit before a completion deadline (0.5: at
-    least as likely as not). `density` is the load in device seconds per second above which the gate
-    sheds, seen over the last `density_window` arrivals. `memory_slack` is how many tokens of KV
-    more than the pool holds may be running or waiting; `memory_headroom` the share of the pool left
-    out of that. `urgent_steps`: a waiter whose first-token slack falls below this many steps takes
-    the place of the cheapest running work of its tenant; 0 never. `drop_hopeless` ends queued work
-    as soon as it can no longer meet its deadline. `displace` makes room in a full queue at the
-    expense of the flow furthest above its share.
+    `length_quantile` is the share of outputs that are at most as long as what must fit before a
+    completion deadline: low, since callers know better than we how much they ask for. `density` is
+    the load in device seconds per second above which the goodput mode sheds, seen over the last
+    `density_window` arrivals; `memory_slack` how much more KV than the pool holds may be running or
+    waiting in that mode, as a share of the pool, and `memory_headroom` the share left out of that.
+    `urgent_steps`: a waiter whose first-token slack falls below this many steps takes the place of
+    the cheapest running work of its tenant that has no deadline left; 0 never. `drop_hopeless` ends
+    waiting work as soon as it can no longer meet its deadline, rather than when that passes.
+    `displace` makes room in a full queue at the expense of the flow furthest above its share.
     """
 
     mode: str = "feasible"
-    on_infeasible: OnInfeasible = OnInfeasible.REJECT
-    length_quantile: float = 0.5
-    density: float = 0.9
+    on_infeasible: str = OnInfeasible.REJECT.value
+    length_quantile: float = 0.1
+    density: float = 0.7
     density_window: int = 200
-    memory_slack: int = 500
+    memory_slack: float = 0.1
     memory_headroom: float = 0.02
-    urgent_steps: float = 1.5
+    urgent_steps: float = 3.0
     drop_hopeless: bool = True
     displace: bool = True
     promises: PromiseConfig = field(default_factory=PromiseConfig)
@@ -74,13 +76,16 @@ class AdmissionConfig:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise ValueError(f"mode must be one of {', '.join(MODES)}, not {self.mode!r}")
+        if self.on_infeasible not in list(OnInfeasible):
+            names = ", ".join(OnInfeasible)
+            raise ValueError(f"on_infeasible must be one of {names}, not {self.on_infeasible!r}")
         if not 0 < self.length_quantile < 1:
             raise ValueError(f"length_quantile must be in (0, 1), not {self.length_quantile}")
         if not self.density > 0:
             raise ValueError(f"density must be greater than 0, not {self.density}")
         if self.density_window < 2:
             raise ValueError(f"density_window must be at least 2, not {self.density_window}")
-        if self.memory_slack < 0:
+        if not self.memory_slack >= 0:
             raise ValueError(f"memory_slack must be at least 0, not {self.memory_slack}")
         if not 0 <= self.memory_headroom < 1:
             raise ValueError(f"memory_headroom must be in [0, 1), not {self.memory_headroom}")
@@ -107,7 +112,7 @@ class Wish:
     max_tokens: int
     first_token_in: float | None = None
     finish_in: float | None = None
-    on_infeasible: OnInfeasible = OnInfeasible.REJECT
+    on_infeasible: str = OnInfeasible.REJECT.value
 
     @property
     def has_deadline(self) -> bool:
@@ -126,7 +131,7 @@ class Decision:
 def decide(wish: Wish, forecast: Forecast, closed: Ground | None = None) -> Decision:
     """Admit, admit with less, or reject. `closed` is the goodput gate that did not let it pass."""
     cap = wish.max_tokens
-    if wish.on_infeasible is OnInfeasible.ACCEPT or not wish.has_deadline:
+    if wish.on_infeasible == OnInfeasible.ACCEPT or not wish.has_deadline:
         return Decision(Verdict.ADMIT, cap)
     if closed is not None:
         return Decision(Verdict.REJECT, cap, closed)
@@ -146,9 +151,9 @@ def _less(wish: Wish, forecast: Forecast) -> Decision:
     assert wish.finish_in is not None  # it would end too late for something
     spare = wish.finish_in - forecast.first_token
     if spare >= 0:
-        if wish.on_infeasible is OnInfeasible.PARTIAL:
+        if wish.on_infeasible == OnInfeasible.PARTIAL:
             return Decision(Verdict.PARTIAL, wish.max_tokens, Ground.COMPLETION)
-        if wish.on_infeasible is OnInfeasible.DEGRADE:
+        if wish.on_infeasible == OnInfeasible.DEGRADE:
             fits = 1 + (int(spare / forecast.token) if forecast.token > 0 else wish.max_tokens)
             return Decision(Verdict.DEGRADE, min(fits, wish.max_tokens), Ground.COMPLETION)
     return Decision(Verdict.REJECT, wish.max_tokens, Ground.COMPLETION)
@@ -197,13 +202,10 @@ class DensityGate:
         return (now - self._arrivals[0][0]) / 1e9
 
 
-MIN_ARRIVALS = 20
-
-
 def memory_open(spoken_for: float, needed: int, pool: int, config: AdmissionConfig) -> bool:
     """Whether `needed` more tokens of KV may be asked for when `spoken_for` are in use or wanted by
 
     those who stand before the request.
     """
-    room = (1 - config.memory_headroom) * pool + config.memory_slack
+    room = (1 + config.memory_slack - config.memory_headroom) * pool
     return spoken_for + needed <= room

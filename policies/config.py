@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from math import inf
 
+from policies.admission import AdmissionConfig
 from policies.cost import CostConfig
 from policies.fairness.config import FairnessConfig
 
@@ -27,6 +28,7 @@ class PolicyConfig:
     the time per output token that prompts may not push running decodes beyond; 0 sets none.
     """
 
+    admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     fairness: FairnessConfig = field(default_factory=FairnessConfig)
     cost: CostConfig = field(default_factory=CostConfig)
     ordering: str = "edf"

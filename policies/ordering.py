@@ -14,13 +14,15 @@ def order_key(
     sequence: int,
     tokens: int = 0,
     needed: int = 0,
+    pressing: bool = False,
 ) -> OrderKey:
     """Sort key of a waiter. Preempted work keeps its place before fresh peers.
 
     `edf` and `edf_drop` order by deadline, `slack` by the latest moment at which work that takes
     `needed` ns could still start, `sjf` by `tokens` (prompt and output cap), `fcfs` and `prefix` by
     arrival alone (`prefix` then looks for cached prefixes among the first few). Ties go by arrival.
-    Times are monotonic nanoseconds. The key ends in the sequence id, so the order is total.
+    `pressing` work goes before all else. Times are monotonic nanoseconds. The key ends in the
+    sequence id, so the order is total.
     """
     rank = 0
     if ordering in ("edf", "edf_drop", "slack"):
@@ -29,4 +31,5 @@ def order_key(
             rank = deadline - needed
     elif ordering == "sjf":
         rank = tokens
-    return (0 if preempted else 1, rank, arrived, sequence)
+    standing = -1 if pressing else 0 if preempted else 1
+    return (standing, rank, arrived, sequence)

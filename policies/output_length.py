@@ -132,6 +132,11 @@ class OutputLengths:
     def __len__(self) -> int:
         return len(self._histories)
 
+    @property
+    def ends(self) -> float:
+        """Ends seen, old ones fading."""
+        return self._all.count
+
     def observe(self, tenant: str, tokens: int, *, finished: bool) -> None:
         """A sequence ended; `finished` if it ended by itself rather than being cut off."""
         history = self._histories.get(tenant)

@@ -36,16 +36,25 @@ class PromiseConfig:
 class Promise:
     """A place for `sequences` choices with `tokens` prompt tokens, due at `due` (monotonic ns).
 
-    `names` are the identities under which a return is recognised; without any, it is by being a
-    retry at all.
+    It was `booked` when its caller was refused. `names` are the identities under which a return is
+    recognised; without any, it is by being a retry at all.
     """
 
     number: int
     flow: Path
     names: tuple[str, ...]
+    booked: int
     due: int
     sequences: int
     tokens: int
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sequences and prompt tokens of the places booked below one node of the flow tree."""
+
+    sequences: int = 0
+    tokens: int = 0
 
 
 class PromiseLedger:
@@ -55,20 +64,28 @@ class PromiseLedger:
         self._config = config
         self._next = 1
         self._flows: dict[Path, OrderedDict[int, Promise]] = {}
+        self._tallies: dict[Path, Tally] = {}
         self._by_due: list[tuple[int, int, Path]] = []  # a heap; claimed places stay until due
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
+    def tally(self, path: Path) -> Tally:
+        """What is booked for a node of the flow tree and all below it."""
+        return self._tallies.get(path) or Tally()
+
+    def below(self, path: Path) -> list[Promise]:
+        """The places booked for a node of the tree and all below it, the first due first."""
+        if path not in self._tallies:
+            return []
+        flows = (flow for flow in self._flows if flow[: len(path)] == path)
+        return sorted((p for flow in flows for p in self._flows[flow].values()), key=_due_first)
+
     def of(self, flow: Path) -> Iterator[Promise]:
         """The places booked for a flow, in the order of booking."""
         booked = self._flows.get(flow)
         return iter(()) if booked is None else iter(booked.values())
-
-    def flows(self) -> Iterator[Path]:
-        """Flows with places booked."""
-        return iter(self._flows)
 
     def book(
         self, flow: Path, names: tuple[str, ...], due: int, now: int, sequences: int, tokens: int
@@ -82,10 +99,11 @@ class PromiseLedger:
             or self._count >= config.total
         ):
             return None
-        promise = Promise(self._next, flow, names, due, sequences, tokens)
+        promise = Promise(self._next, flow, names, now, due, sequences, tokens)
         self._next += 1
         self._flows.setdefault(flow, OrderedDict())[promise.number] = promise
         self._count += 1
+        self._add(promise, 1)
         heappush(self._by_due, (due, promise.number, flow))
         if len(self._by_due) > 2 * self._count + SLACK:
             self._by_due = [entry for entry in self._by_due if self._booked(entry) is not None]
@@ -132,6 +150,16 @@ class PromiseLedger:
         if not booked:
             del self._flows[promise.flow]
         self._count -= 1
+        self._add(promise, -1)
+
+    def _add(self, promise: Promise, sign: int) -> None:
+        for depth in range(1, len(promise.flow) + 1):
+            path = promise.flow[:depth]
+            tally = self._tallies.setdefault(path, Tally())
+            tally.sequences += sign * promise.sequences
+            tally.tokens += sign * promise.tokens
+            if not tally.sequences:
+                del self._tallies[path]
 
 
 def _due_first(promise: Promise) -> tuple[int, int]:

@@ -7,6 +7,13 @@ All times are monotonic nanoseconds passed into the kernel. Events hold plain da
 from dataclasses import dataclass
 from enum import StrEnum
 
+from telemetry.admission_events import (
+    DeadlineInfeasible,
+    PromiseBooked,
+    PromiseClaimed,
+    PromiseLapsed,
+    SequenceDisplaced,
+)
 from telemetry.lineage import Lineage, Scope
 
 
@@ -31,6 +38,9 @@ class Cause(StrEnum):
     TASK_CANCELLED = "task_cancelled"  # arrived under a task that was cancelled
     NUMERICAL = "numerical_error"  # the model produced NaN for this sequence
     CONSTRAINT = "constraint_error"  # the sequence's logits constraint failed
+    DEADLINE_INFEASIBLE = "deadline_infeasible"  # predicted at arrival to miss its deadline
+    RELEGATED = "relegated"  # given up in the queue: the deadline could no longer be met
+    DISPLACED = "displaced"  # made room in a full queue for a flow below its share
     ENGINE_FAILED = "engine_failed"  # the executor died; the engine restarts
 
 
@@ -48,6 +58,7 @@ class PreemptReason(StrEnum):
 
     KV_GROWTH = "kv_growth"  # a running sequence needed a block and none was left
     LAG = "lag"  # a backlogged flow lagged the victim's by more than the bound
+    URGENT = "urgent"  # a waiter was about to miss its first-token deadline
     FORCED = "forced"  # fault injection
 
 
@@ -89,6 +100,7 @@ class SequenceRefused:
     cause: Cause
     detail: str
     retry_after: int | None  # nanoseconds
+    promised: bool = False  # a place is held for that moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +277,11 @@ class CallAnswered:
 Event = (
     SequenceArrived
     | SequenceRefused
+    | DeadlineInfeasible
+    | SequenceDisplaced
+    | PromiseBooked
+    | PromiseClaimed
+    | PromiseLapsed
     | SequenceAdmitted
     | SequenceForked
     | SequencePreempted

@@ -13,6 +13,13 @@ from prometheus_client import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from telemetry.admission_events import (
+    DeadlineInfeasible,
+    PromiseBooked,
+    PromiseClaimed,
+    PromiseLapsed,
+    SequenceDisplaced,
+)
 from telemetry.clock import NANOSECONDS
 from telemetry.events import (
     CancelApplied,
@@ -66,6 +73,7 @@ class MetricsFold:
         self._dropped = 0
         self._lock = Lock()
         self._define_traffic()
+        self._define_admission()
         self._define_engine()
         self._handlers: dict[type, Callable[[Any], None]] = {
             SequenceArrived: self._arrived,
@@ -81,6 +89,11 @@ class MetricsFold:
             ExternalServiceCharged: self._charged_elsewhere,
             FlowStalled: self._stalled,
             CancelApplied: self._cancelled,
+            DeadlineInfeasible: self._infeasible,
+            SequenceDisplaced: self._displaced,
+            PromiseBooked: lambda _: self.promises.add(1, "booked"),
+            PromiseClaimed: lambda _: self.promises.add(1, "claimed"),
+            PromiseLapsed: lambda _: self.promises.add(1, "lapsed"),
         }
 
     def apply(self, event: Event) -> None:
@@ -167,6 +180,19 @@ class MetricsFold:
             "watermaster_sequence_duration_seconds", "Arrival to end", _WAIT, tenant
         )
 
+    def _define_admission(self) -> None:
+        self.infeasible = Counter(
+            "watermaster_infeasible",
+            "Requests predicted to miss a deadline, or shut out by a gate",
+            ("tenant", "verdict", "ground"),
+        )
+        self.displaced = Counter(
+            "watermaster_displaced", "Waiters that made room in a full queue", ("tenant",)
+        )
+        self.promises = Counter(
+            "watermaster_promises", "Places promised to refused callers", ("outcome",)
+        )
+
     def _define_engine(self) -> None:
         self.step_time = Histogram("watermaster_step_duration_seconds", "One step", _STEP)
         self.step_rows = Histogram(
@@ -202,6 +228,12 @@ class MetricsFold:
 
     def _refused(self, event: SequenceRefused) -> None:
         self.refusals.add(1, self._tenant(event.lineage.tenant), event.cause)
+
+    def _infeasible(self, event: DeadlineInfeasible) -> None:
+        self.infeasible.add(1, self._tenant(event.lineage.tenant), event.verdict, event.ground)
+
+    def _displaced(self, event: SequenceDisplaced) -> None:
+        self.displaced.add(1, self._tenant(event.flow[0]))
 
     def _admitted(self, event: SequenceAdmitted) -> None:
         live = self._live.get(event.sequence)

@@ -45,6 +45,7 @@ def commit(state: KernelState, plan: StepPlan, result: StepResult, now: int) -> 
     state.drain_rate.observe(plan.tokens, result.duration / 1e9)
     state.cost.observe(result.duration / 1e9, plan.tokens)
     learn(state, plan, result.duration / 1e9)
+    state.outlook.observe_step(plan, result.duration / 1e9, state.waiting.total.sequences > 0)
 
 
 def _land(state: KernelState, plan: StepPlan, result: StepResult) -> Flight:

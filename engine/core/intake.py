@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from itertools import product
 
+from engine.core.caps import make_place
 from engine.core.commands import (
     Abort,
     Cancel,
@@ -14,11 +15,12 @@ from engine.core.commands import (
     FlowNode,
     Submit,
 )
+from engine.core.feasibility import output_cap, watch_newcomer
 from engine.core.outputs import Finished
+from engine.core.promise_desk import book, claim, standing
+from engine.core.refusal import SECOND, UNKNOWN_WAIT, Refusal
 from engine.core.sequence import Group, Sequence, State
 from engine.core.state import KernelState
-from engine.core.waiting import Backlog
-from policies.fairness.tree import Flow
 from telemetry.events import (
     CancelApplied,
     Cause,
@@ -28,19 +30,6 @@ from telemetry.events import (
     SequenceRefused,
 )
 from telemetry.lineage import Lineage, Scope
-
-SECOND = 1_000_000_000
-UNKNOWN_WAIT = SECOND  # told to callers before any step was measured
-
-
-class Refusal(Exception):  # noqa: N818 - an outcome, not a fault
-    """Why a submission is not taken in. `retry_after` is in nanoseconds."""
-
-    def __init__(self, cause: Cause, detail: str, retry_after: int | None = None) -> None:
-        super().__init__(detail)
-        self.cause = cause
-        self.detail = detail
-        self.retry_after = retry_after
 
 
 def apply(state: KernelState, command: Command, now: int) -> None:
@@ -66,13 +55,14 @@ def apply(state: KernelState, command: Command, now: int) -> None:
 
 def _submit(state: KernelState, submit: Submit, now: int) -> None:
     try:
-        flow = _admit(state, submit, now)
+        probe, cap = _admit(state, submit, now)
     except Refusal as refusal:
         _refuse(state, submit, refusal, now)
         return
     group = Group()
     for choice in range(len(submit.sequences)):
-        sequence = Sequence(submit, choice, flow=flow, group=group, arrived=now)
+        sequence = Sequence(submit, choice, flow=probe.flow, group=group, arrived=now)
+        sequence.since, sequence.max_tokens = probe.since, cap
         if sequence.tpot_target is None:
             sequence.tpot_target = state.config.policy.tpot_target
         state.add(sequence)
@@ -80,6 +70,7 @@ def _submit(state: KernelState, submit: Submit, now: int) -> None:
         if group.leader is None:
             group.leader = sequence
             state.queue(sequence, now)
+            watch_newcomer(state, submit, sequence)
         else:
             group.forks.append(sequence)
 
@@ -97,8 +88,25 @@ def _arrival(sequence: Sequence, now: int) -> SequenceArrived:
     )
 
 
-def _admit(state: KernelState, submit: Submit, now: int) -> Flow:
-    """The flow of a submission that may wait; raises Refusal otherwise."""
+def _admit(state: KernelState, submit: Submit, now: int) -> tuple[Sequence, int]:
+    """A submission that may wait, as a sequence and its output cap; raises Refusal otherwise."""
+    _check_sense(state, submit, now)
+    flow = state.tree.reach(_pairs(submit.flow))
+    if flow is None:
+        raise Refusal(Cause.SATURATED, "too many flows are in use", UNKNOWN_WAIT)
+    flow.priority = submit.flow[-1].priority
+    probe = Sequence(submit, 0, flow=flow, group=Group(), arrived=now)
+    place = claim(state, submit, flow.path, now)
+    if place is not None:
+        probe.since = place.booked
+    else:
+        make_place(state, submit, probe, now)
+    cap = output_cap(state, submit, probe, now, claimed=place is not None)
+    return probe, cap
+
+
+def _check_sense(state: KernelState, submit: Submit, now: int) -> None:
+    """Raise Refusal for what no amount of room would help."""
     if state.draining:
         raise Refusal(Cause.DRAINING, "the server is shutting down", 5 * SECOND)
     if any(state.tombstones.get(scope, 0) > now for scope in _scopes_over(submit.lineage)):
@@ -110,12 +118,6 @@ def _admit(state: KernelState, submit: Submit, now: int) -> Flow:
         raise Refusal(Cause.DEADLINE, "the deadline passed before the request arrived")
     if submit.first_token_deadline is not None and submit.first_token_deadline <= now:
         raise Refusal(Cause.FIRST_TOKEN_DEADLINE, "the first-token deadline passed before arrival")
-    _check_caps(state, submit)
-    flow = state.tree.reach(_pairs(submit.flow))
-    if flow is None:
-        raise Refusal(Cause.SATURATED, "too many flows are in use", UNKNOWN_WAIT)
-    flow.priority = submit.flow[-1].priority
-    return flow
 
 
 def _check_size(state: KernelState, submit: Submit) -> None:
@@ -139,45 +141,17 @@ def _check_size(state: KernelState, submit: Submit) -> None:
         )
 
 
-def _check_caps(state: KernelState, submit: Submit) -> None:
-    config = state.config
-    count, tokens = len(submit.sequences), len(submit.prompt) * len(submit.sequences)
-    own = state.waiting.tenant(submit.flow[0].name)
-    max_requests = submit.queue_requests or config.tenant_queued_requests
-    max_tokens = submit.queue_tokens or config.tenant_queued_tokens
-    if own.sequences + count > max_requests or own.tokens + tokens > max_tokens:
-        raise Refusal(
-            Cause.QUEUE_FULL,
-            f"the tenant's queue holds {own.sequences} of {max_requests} sequences and "
-            f"{own.tokens} of {max_tokens} tokens",
-            _wait(state, own),
-        )
-    total = state.waiting.total
-    if (
-        total.sequences + count > config.max_queued_requests
-        or total.tokens + tokens > config.max_queued_tokens
-    ):
-        raise Refusal(
-            Cause.SATURATED,
-            f"the server's queue holds {total.sequences} of {config.max_queued_requests} "
-            f"sequences and {total.tokens} of {config.max_queued_tokens} tokens",
-            _wait(state, total),
-        )
-
-
-def _wait(state: KernelState, backlog: Backlog) -> int:
-    seconds = state.drain_rate.time_for(backlog.tokens)
-    return UNKNOWN_WAIT if seconds is None else max(1, int(seconds * SECOND))
-
-
 def _refuse(state: KernelState, submit: Submit, refusal: Refusal, now: int) -> None:
+    retry_after, promised = _promise(state, submit, refusal, now)
     finished = Finished(
         cause=refusal.cause,
         prompt_tokens=len(submit.prompt),
         cached_tokens=0,
         output_tokens=0,
         detail=refusal.detail,
-        retry_after=refusal.retry_after,
+        retry_after=retry_after,
+        promised=promised,
+        forecast=refusal.forecast,
     )
     for number in submit.sequences:
         state.emit(
@@ -187,10 +161,27 @@ def _refuse(state: KernelState, submit: Submit, refusal: Refusal, now: int) -> N
                 lineage=submit.lineage,
                 cause=refusal.cause,
                 detail=refusal.detail,
-                retry_after=refusal.retry_after,
+                retry_after=retry_after,
+                promised=promised,
             )
         )
         state.outputs.ended.append((number, finished))
+
+
+def _promise(
+    state: KernelState, submit: Submit, refusal: Refusal, now: int
+) -> tuple[int | None, bool]:
+    """When a refused caller may return (ns from now), and whether a place is held for it then."""
+    wait = refusal.retry_after
+    if wait is None or not refusal.promise:
+        return wait, False
+    path = tuple(node.name for node in submit.flow)
+    held = standing(state, submit, path)
+    if held is not None and held.due > now:
+        return held.due - now, True
+    tokens = len(submit.prompt) * len(submit.sequences)
+    booked = book(state, path, submit.claims, submit.sequences, tokens, now + wait, now)
+    return wait, booked
 
 
 def _cancel(state: KernelState, cancel: Cancel, now: int) -> None:

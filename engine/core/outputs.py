@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from engine.core.plan import TokenLogprob
+from policies.admission import Forecast
 from telemetry.events import Cause
 
 
@@ -11,7 +12,8 @@ class Finished:
     """The end of a sequence. `retry_after` (nanoseconds) is set on transient refusals.
 
     `cached_tokens` are prompt tokens found in the prefix cache; `output_tokens` those that the
-    caller pays for.
+    caller pays for. `promised`: a place is held for `retry_after`. `forecast` is what was predicted
+    for a request refused because of its deadline.
     """
 
     cause: Cause
@@ -20,6 +22,8 @@ class Finished:
     output_tokens: int
     detail: str = ""
     retry_after: int | None = None
+    promised: bool = False
+    forecast: Forecast | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from engine.core.relief import relieve_lag
 from engine.core.slices import bill_slice, extend_prefills, plan_prefills
 from engine.core.state import Flight, KernelState
 from engine.core.step_work import keep_tpot
+from engine.core.urgency import attend
 from telemetry.events import StepPlanned
 
 
@@ -18,6 +19,7 @@ def plan(state: KernelState, now: int) -> StepPlan | None:
     state.expire(now)
     if len(state.flights) >= state.config.max_in_flight:
         return None
+    attend(state, now)
     relieve_lag(state, now)
     draft = _draft(state, now)
     while draft.empty and not state.flights and _someone_may_run(state, now):

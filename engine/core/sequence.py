@@ -55,9 +55,10 @@ class Sequence:
     While it runs, its counters live in the batch arrays at `slot`; `tokens` (int32) is brought up
     to date when it leaves the batch, and so is `computed`, the number of its positions whose KV is
     in `blocks` or `host_blocks`. `computed_before` is how far it ever got, so that recomputed
-    positions are told from new ones. `prepaid` output tokens were charged at admission. `hashes`
-    covers its full blocks as
-    far as known, `sealed` how many of `blocks` are published under theirs.
+    positions are told from new ones. `prepaid` output tokens were charged at admission. It stands
+    in line `since` it arrived, or since its caller was promised the place, and before all others
+    while it is `pressing`. `hashes` covers its full blocks as far as known, `sealed` how many of
+    `blocks` are published under theirs.
     """
 
     __slots__ = (
@@ -66,6 +67,7 @@ class Sequence:
         "blocks",
         "bypassed",
         "cached_tokens",
+        "claims",
         "computed",
         "computed_before",
         "deadline",
@@ -80,11 +82,13 @@ class Sequence:
         "lineage",
         "max_tokens",
         "prepaid",
+        "pressing",
         "prompt_length",
         "recomputed",
         "salt",
         "sampling",
         "sealed",
+        "since",
         "slot",
         "state",
         "tokens",
@@ -109,6 +113,9 @@ class Sequence:
         self.first_token_deadline = submit.first_token_deadline
         self.tpot_target = submit.tpot_target
         self.arrived = arrived
+        self.since = arrived
+        self.claims = submit.claims
+        self.pressing = False
         self.state = State.WAITING
         self.slot = -1
         self.blocks: list[int] = []

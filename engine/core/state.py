@@ -12,6 +12,7 @@ from engine.core.blocks import BlockLedger, Hold
 from engine.core.config import KernelConfig
 from engine.core.draft import Bill
 from engine.core.host_pool import HostPool
+from engine.core.outlook import Outlook
 from engine.core.outputs import Finished, OutputBatch
 from engine.core.plan import LongArray, StepPlan, Transfer
 from engine.core.rework import Debt, forgive
@@ -21,6 +22,7 @@ from policies.cost import make_cost
 from policies.estimates import DrainRate
 from policies.fairness.rules import Head, lag_bound, make_rule, make_tree
 from policies.fairness.tree import Flow, Lift
+from policies.promises import PromiseLedger
 from policies.step_time import StepTimeModel
 from telemetry.events import (
     Cause,
@@ -67,6 +69,9 @@ class KernelState:
         self.left: list[int] = []  # slots given up since the last plan
         self.drain_rate = DrainRate()
         self.step_time = StepTimeModel()
+        self.outlook = Outlook(config, self.step_time, self.batch)
+        self.promises = PromiseLedger(config.policy.admission.promises)
+        self.pressing: list[tuple[int, int, bool]] = []  # heap; see `engine.core.urgency`
         self.draining = False
         self.batch_is_old = False  # static batching: the running batch was launched already
         self.paused: dict[int, Sequence] = {}
@@ -164,6 +169,7 @@ class KernelState:
         forgive(self.tree, self.cost, sequence, sequence.prompt_length + sequence.max_tokens)
         output_tokens = sequence.output_tokens
         sequence.flow.recent.append(output_tokens)
+        self.outlook.observe_end(sequence.lineage.tenant, output_tokens, cause)
         refund = sequence.prepaid - output_tokens
         if refund > 0:
             self.tree.charge(sequence.flow, -self.cost_of_output(sequence, output_tokens, refund))

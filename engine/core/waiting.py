@@ -8,21 +8,24 @@ from policies.fairness.tree import Flow, FlowTree, Lift
 from policies.ordering import OrderKey, order_key
 
 Entry = tuple[OrderKey, Sequence]
+Path = tuple[str, ...]
 
 
 class Backlog:
-    """Waiting sequences and prompt tokens of one tenant, or of all."""
+    """Waiting sequences and their tokens, of one node of the flow tree or of all."""
 
-    __slots__ = ("sequences", "tokens")
+    __slots__ = ("caps", "sequences", "tokens")
 
     def __init__(self) -> None:
         self.sequences = 0
         self.tokens = 0
+        self.caps = 0  # output tokens they may have
 
     def add(self, sequence: Sequence, sign: int) -> None:
         """Count `sequence` in (sign 1) or out (sign -1)."""
         self.sequences += sign
         self.tokens += sign * len(sequence.tokens)
+        self.caps += sign * sequence.max_tokens
 
 
 class WaitingRoom:
@@ -35,27 +38,28 @@ class WaitingRoom:
         self.tree = tree
         self._ordering = ordering
         self.total = Backlog()
-        self._tenants: dict[str, Backlog] = {}
+        self._backlogs: dict[Path, Backlog] = {}  # of every node with something below it
         self._queues: dict[Flow, list[Entry]] = {}
         self._keys: dict[int, OrderKey] = {}
 
-    def tenant(self, name: str) -> Backlog:
-        """The backlog of one tenant; empty when it has none."""
-        return self._tenants.get(name) or Backlog()
+    def below(self, path: Path) -> Backlog:
+        """The backlog of one node of the tree and all below it; empty when it has none."""
+        return self._backlogs.get(path) or Backlog()
 
     def count(self, sequence: Sequence) -> None:
         """`sequence` starts to wait."""
         self.total.add(sequence, 1)
-        self._tenants.setdefault(sequence.flow.path[0], Backlog()).add(sequence, 1)
+        for node in sequence.flow.upward():
+            self._backlogs.setdefault(node.path, Backlog()).add(sequence, 1)
 
     def uncount(self, sequence: Sequence) -> None:
         """`sequence` no longer waits."""
         self.total.add(sequence, -1)
-        name = sequence.flow.path[0]
-        backlog = self._tenants[name]
-        backlog.add(sequence, -1)
-        if not backlog.sequences:
-            del self._tenants[name]
+        for node in sequence.flow.upward():
+            backlog = self._backlogs[node.path]
+            backlog.add(sequence, -1)
+            if not backlog.sequences:
+                del self._backlogs[node.path]
 
     def place(self, sequence: Sequence, token_ns: float = 0.0) -> OrderKey:
         """Where `sequence` stands within its flow, when a token takes `token_ns` to compute."""
@@ -63,10 +67,11 @@ class WaitingRoom:
             self._ordering,
             preempted=sequence.state in (State.PAUSED, State.PREEMPTED),
             deadline=sequence.urgency,
-            arrived=sequence.arrived,
+            arrived=sequence.since,
             sequence=sequence.id,
             tokens=sequence.prompt_length + sequence.max_tokens,
             needed=int(token_ns * len(sequence.tokens)),
+            pressing=sequence.pressing,
         )
 
     def queue(self, sequence: Sequence, token_ns: float) -> list[Lift]:
@@ -91,6 +96,10 @@ class WaitingRoom:
     def front(self, flow: Flow) -> Iterator[Sequence]:
         """The waiters of `flow` in order; stop iterating before changing the queue."""
         return (sequence for _, sequence in self._queues.get(flow, ()))
+
+    def back(self, flow: Flow) -> Iterator[Sequence]:
+        """The waiters of `flow`, the last in line first."""
+        return (sequence for _, sequence in reversed(self._queues.get(flow, ())))
 
     def queued(self) -> Iterator[Sequence]:
         """Every queued sequence."""

@@ -5,6 +5,7 @@ import pytest
 
 from engine.core.outputs import Finished
 from gateway.errors import FINISH_REASONS, TABLE, ApiError, Reason, Retry, from_finished, render
+from policies.admission import Forecast
 from telemetry.events import Cause
 
 SECOND = 1_000_000_000
@@ -22,6 +23,7 @@ def test_every_cause_is_either_a_completion_or_has_a_row():
 
 def test_every_429_and_503_says_when_to_retry():
     waiting = {reason for reason, row in TABLE.items() if row.status in {429, 503}}
+    waiting.remove(Cause.DEADLINE_INFEASIBLE)  # may never become feasible
     assert waiting == {reason for reason, row in TABLE.items() if row.retry is Retry.LATER}
     for reason in waiting:
         headers = headers_of(ApiError(reason))
@@ -58,6 +60,26 @@ def test_a_wait_is_the_estimate_plus_up_to_a_quarter(estimate, least, most):
     assert least <= min(waits)
     assert max(waits) <= most
     assert len(waits) > 10 or most - least < 10
+
+
+def test_a_promised_wait_is_told_as_it_is():
+    error = ApiError(Cause.QUEUE_FULL, retry_after=40 * SECOND, promised=True)
+    assert headers_of(error)["retry-after-ms"] == "40000"
+
+
+@pytest.mark.parametrize(("wait", "said"), [(None, None), (2 * SECOND, "2000")])
+def test_an_infeasible_deadline_says_what_was_predicted_and_when_to_ask_afresh(wait, said):
+    forecast = Forecast(start=2.0, first_token=2.5, finish=9.0, token=0.1)
+    finished = Finished(
+        Cause.DEADLINE_INFEASIBLE, 10, 0, 0, retry_after=wait, promised=True, forecast=forecast
+    )
+    error = from_finished(finished, {})
+    headers = headers_of(error)
+    assert headers["x-should-retry"] == "false"
+    assert headers.get("retry-after-ms") == said
+    body = orjson.loads(render(error).body)["error"]
+    assert (body["code"], body["type"]) == ("deadline_infeasible", "rate_limit_error")
+    assert (body["predicted_start_ms"], body["predicted_finish_ms"]) == (2000, 9000)
 
 
 def test_a_wait_over_a_minute_is_told_but_not_retried():

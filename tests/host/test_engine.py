@@ -181,7 +181,7 @@ def test_a_deadline_that_passes_in_the_queue_is_told_at_once():
         late = engine.generate(request(deadline=now + 100_000_000))
         began = time.monotonic()
         _, causes = await read(late)
-        assert list(causes.values()) == [Cause.DEADLINE]
+        assert list(causes.values()) == [Cause.RELEGATED]  # a little before it passes
         assert 0.05 < time.monotonic() - began < 1.0
         for generation in busy:
             generation.cancel(Cause.CANCELLED)

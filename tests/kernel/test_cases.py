@@ -11,6 +11,8 @@ from engine.core.commands import Abort, Cancel, Drain, ExecutorLost, Finish
 from engine.core.plan import RowFailure, Sampling, StepResult
 from engine.sim.executor import SimExecutor, counting_tokens
 from engine.sim.profile import A10G_LLAMA2_7B
+from policies.admission import AdmissionConfig
+from policies.config import PolicyConfig
 from telemetry.events import (
     CancelApplied,
     Cause,
@@ -27,6 +29,7 @@ from telemetry.lineage import Scope
 from tests.kernel.world import VOCABULARY, World, config
 
 MS = 1_000_000
+LENIENT = PolicyConfig(admission=AdmissionConfig(mode="accept", drop_hopeless=False))
 
 
 def ends(world: World, number: int) -> Cause:
@@ -147,7 +150,7 @@ def test_the_one_who_grows_pays_for_the_recompute_it_causes():
 
 def test_a_deadline_that_passes_in_the_queue_costs_no_forward_pass():
     """Case 14."""
-    world = World(config(max_running=1))
+    world = World(config(max_running=1, policy=LENIENT))
     world.submit("a", 10, 60)
     world.step()
     (late,) = world.submit("b", 10, 5, deadline=world.clock.now() + 30 * MS)
@@ -266,7 +269,8 @@ def test_queue_caps_hold_in_a_burst():
     for _ in range(10):
         world.submit("b", 10, 2)
     causes = [ends(world, n) for n in sorted(world.ended)]
-    assert causes == [Cause.QUEUE_FULL] * 3 + [Cause.SATURATED] * 5
+    # b may fill its half of the engine's queue, at the expense of a, which has more.
+    assert causes == [Cause.DISPLACED] + [Cause.QUEUE_FULL] * 3 + [Cause.SATURATED] * 4
     assert all(world.ended[n].retry_after > 0 for n in world.ended)
     assert world.scheduler.waiting == 12
     world.run()
@@ -281,23 +285,6 @@ def test_queue_caps_count_tokens_too():
     assert ends(world, over) is Cause.QUEUE_FULL
     world.run()
     assert ends(world, fits) is Cause.LENGTH
-
-
-def test_retry_after_grows_with_what_is_queued_over_the_measured_rate():
-    world = World(config(max_running=1, max_queued_requests=100))
-    world.submit("a", 60, 30)
-    world.run()
-    hints = []
-    for depth in (5, 10):
-        for _ in range(depth - world.scheduler.waiting):
-            world.submit("a", 60, 30)
-        (refused,) = world.submit("a", 60, 30, queue_requests=depth)
-        hints.append(world.ended[refused].retry_after)
-    assert hints[1] == pytest.approx(2 * hints[0], rel=0.01)
-    committed = world.of(StepCommitted)
-    tokens = 60 + 30 - 1
-    measured = sum(e.duration for e in committed) / tokens  # ns a token
-    assert hints[0] == pytest.approx(300 * measured, rel=0.6)
 
 
 def test_bad_tokens_and_duplicates_are_refused_alone():

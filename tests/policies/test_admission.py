@@ -127,7 +127,7 @@ def test_what_passes_loads_no_more_than_the_rate(costs, rate):
 
 
 def test_the_memory_gate_counts_headroom_and_slack():
-    config = AdmissionConfig(memory_slack=500, memory_headroom=0.02)
+    config = AdmissionConfig(memory_slack=0.05, memory_headroom=0.02)
     assert memory_open(10_000, 300, 10_000, config)
     assert not memory_open(10_000, 301, 10_000, config)
 
@@ -140,7 +140,8 @@ def test_the_memory_gate_counts_headroom_and_slack():
         {"density": 0.0},
         {"density": float("nan")},
         {"density_window": 1},
-        {"memory_slack": -1},
+        {"memory_slack": -1.0},
+        {"on_infeasible": "hope"},
         {"memory_headroom": 1.0},
         {"urgent_steps": -1.0},
     ],

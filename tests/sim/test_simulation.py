@@ -7,6 +7,7 @@ from loadgen.record import Fate
 from loadgen.scenario import Returns
 from loadgen.simulation import Rules, Simulation, StuckError
 from loadgen.workload import Request, Workload
+from policies.admission import AdmissionConfig
 from policies.config import PolicyConfig
 from telemetry.clock import NANOSECONDS
 from telemetry.events import Cause, StepPlanned
@@ -77,7 +78,9 @@ def test_deadlines_are_absolute_and_end_waiting_work():
         Request(0, 0, 1, 1, first_token_deadline=int(4.5 * NANOSECONDS), origin=1),
     )
     flows = workload([(0, "a", 1, 1)]).flows
-    config = kernel(PolicyConfig(fairness=FCFS, ordering="fcfs"), max_running=1)
+    lenient = AdmissionConfig(mode="accept", drop_hopeless=False)
+    policy = PolicyConfig(fairness=FCFS, ordering="fcfs", admission=lenient)
+    config = kernel(policy, max_running=1)
     simulation = Simulation(Workload(flows, requests), config, UNIT_TIME, Rules())
     simulation.run()
     late = fates(simulation)[1]

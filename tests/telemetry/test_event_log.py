@@ -77,7 +77,7 @@ def test_a_line_names_the_type_and_sorts_the_fields() -> None:
     assert encode(refused) == (
         b'{"cause":"queue_full","detail":"say \\"no\\"\\n","event":"SequenceRefused","lineage":'
         b'{"attempt":"a","request":"q","run":"r","task":"t","tenant":"gold"},"now":7,'
-        b'"retry_after":null,"sequence":1}'
+        b'"promised":false,"retry_after":null,"sequence":1}'
     )
 
 

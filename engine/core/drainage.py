@@ -1,0 +1,88 @@
+"""How long what waits will take, by the fluid model of `policies.drain`, in seconds."""
+
+from engine.core.memory import promised_blocks
+from engine.core.outlook import Price
+from engine.core.sequence import Sequence
+from engine.core.state import KernelState
+from engine.core.waiting import Backlog
+from policies.drain import Level, drained_by
+from policies.fairness.tree import Flow
+
+SECOND = 1_000_000_000
+
+
+def start_seconds(state: KernelState, probe: Sequence, now: int) -> float:
+    """Until a waiter that joined its queue now would enter the batch.
+
+    At once while there is room for it and all before it, else when that much has been worked off.
+    Places promised to others of its flow come first if they are due by then.
+    """
+    if not state.outlook.ready:
+        return 0.0
+    ahead = before(state, probe)
+    start = _start(state, probe, ahead)
+    due = [p for p in state.promises.of(probe.flow.path) if p.due <= now + start * SECOND]
+    if not due:
+        return start
+    ahead.sequences += sum(promise.sequences for promise in due)
+    ahead.tokens += sum(promise.tokens for promise in due)
+    return _start(state, probe, ahead)
+
+
+def _start(state: KernelState, probe: Sequence, ahead: Backlog) -> float:
+    price, total = price_of_waiting(state), state.waiting.total
+    own = price.of(1, len(probe.tokens))
+    before_it = price.of(ahead.sequences, ahead.tokens)
+    work = drained_by(own + before_it, levels(state, probe.flow, price))
+    queued = price.of(total.sequences, total.tokens)
+    share = min(1.0, (work - own) / queued) if queued > 0 else 0.0  # of what waits, served before
+    tokens = len(probe.tokens) + share * total.tokens
+    slots = state.config.max_running - state.batch.running
+    room = min(1.0, free_tokens(state) / tokens, slots / (1 + share * total.sequences))
+    return work * (1.0 - room) / state.outlook.pace
+
+
+def before(state: KernelState, probe: Sequence) -> Backlog:
+    """The waiters of the probe's own flow that stand before it."""
+    place, ahead = state.waiting.place(probe), Backlog()
+    for sequence in state.waiting.front(probe.flow):
+        if state.waiting.place(sequence) > place:
+            break
+        ahead.add(sequence, 1)
+    return ahead
+
+
+def places_seconds(state: KernelState, node: Flow, sequences: float, tokens: float) -> float:
+    """Until a backlogged node of the tree has given up that much of its queue."""
+    price = price_of_waiting(state)
+    work = drained_by(price.of(sequences, tokens), levels(state, node, price))
+    return work / state.outlook.pace
+
+
+def price_of_waiting(state: KernelState) -> Price:
+    """What waiting requests cost, at their mean output cap."""
+    total = state.waiting.total
+    cap = total.caps // total.sequences if total.sequences else state.config.max_context
+    return state.outlook.price(cap)
+
+
+def levels(state: KernelState, flow: Flow, price: Price) -> list[Level]:
+    """The path up from `flow`, each level with its siblings' waiting work in device seconds."""
+    path = []
+    for node in flow.upward():
+        assert node.parent is not None  # `upward` ends below the root
+        siblings = []
+        for other in node.parent.children.values():
+            if other is not node and other.queued:
+                backlog = state.waiting.below(other.path)
+                siblings.append((other.weight, price.of(backlog.sequences, backlog.tokens)))
+        path.append(Level(node.weight, siblings))
+    return path
+
+
+def free_tokens(state: KernelState) -> int:
+    """Tokens of KV that newcomers may take at once."""
+    config = state.config
+    reserve = int(config.kv_reserve * config.num_blocks) if state.batch.running else 0
+    blocks = state.ledger.available - promised_blocks(state) - reserve
+    return max(0, blocks) * config.block_size

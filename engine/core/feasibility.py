@@ -1,0 +1,222 @@
+"""Is a submission worth taking in? What is predicted, and what its tenant wants done then."""
+
+import numpy as np
+
+from engine.core.commands import Submit
+from engine.core.drainage import start_seconds
+from engine.core.refusal import SECOND, Refusal
+from engine.core.sequence import Sequence
+from engine.core.state import KernelState
+from engine.core.urgency import watch
+from policies.admission import (
+    Decision,
+    Forecast,
+    Ground,
+    OnInfeasible,
+    Verdict,
+    Wish,
+    decide,
+    memory_open,
+)
+from policies.drain import Level, drained_by
+from policies.fairness.tree import Flow
+from telemetry.admission_events import DeadlineInfeasible
+from telemetry.events import Cause
+
+SENTENCES = {
+    Ground.FIRST_TOKEN: "its first token is predicted in {first:.1f} s and due in {due:.1f} s",
+    Ground.COMPLETION: "its end is predicted in {finish:.1f} s and due in {due:.1f} s",
+    Ground.DENSITY: "it takes more of the tenant's share than can be spared under this load",
+    Ground.MEMORY: "the memory it needs is spoken for by work before it",
+}
+
+
+def output_cap(
+    state: KernelState, submit: Submit, probe: Sequence, now: int, *, claimed: bool
+) -> int:
+    """The output cap with which a submission is taken in; raises Refusal if it is not.
+
+    `probe` is its sequence as it would wait. A caller who claims a promised place is only refused
+    what cannot be done at all.
+    """
+    cost = _note_load(state, submit, probe, now)
+    mode = _mode(state, submit)
+    wish = _wish(state, submit, now)
+    if mode == "accept" or not wish.has_deadline:
+        return submit.max_tokens
+    # In goodput mode the gates say whether it starts soon.
+    start = 0.0 if mode == "goodput" or claimed else start_seconds(state, probe, now)
+    forecast = _forecast(state, probe, start)
+    closed = None
+    if mode == "goodput" and not claimed and state.outlook.ready:
+        closed = _closed_gate(state, probe, cost, now)
+    decision = decide(wish, forecast, closed)
+    if decision.ground is not None:
+        _report(state, submit, probe, decision, forecast, now)
+    if decision.verdict is Verdict.REJECT:
+        raise _refusal(state, probe, wish, forecast, decision, cost)
+    return decision.max_tokens
+
+
+def spoken_for(state: KernelState, flow: Flow, need: int) -> float:
+    """KV tokens wanted by what runs and waits of a tenant, and by others as far as they come first.
+
+    `need` tokens more are asked for by `flow`.
+    """
+    top = _top(state, flow)
+    batch = state.batch
+    wanted: dict[Flow, float] = {}
+    running = batch.ids >= 0
+    held = np.bincount(batch.flow[running], weights=batch.known[running] + 1)
+    for index in np.flatnonzero(held).tolist():
+        node = state.tree.by_index[index]
+        assert node is not None  # a flow with running sequences is never forgotten
+        tenant = _top(state, node)
+        wanted[tenant] = wanted.get(tenant, 0.0) + float(held[index])
+    assert top.parent is not None  # the root has no flow of its own
+    for node in top.parent.children.values():
+        if node.queued:
+            backlog = state.waiting.below(node.path)
+            wanted[node] = wanted.get(node, 0.0) + backlog.tokens + backlog.sequences
+    own = wanted.pop(top, 0.0)
+    others = [(node.weight, tokens) for node, tokens in wanted.items()]
+    return drained_by(own + need, [Level(top.weight, others)]) - need
+
+
+def _mode(state: KernelState, submit: Submit) -> str:
+    return submit.admission or state.config.policy.admission.mode
+
+
+def _wish(state: KernelState, submit: Submit, now: int) -> Wish:
+    return Wish(
+        max_tokens=submit.max_tokens,
+        first_token_in=_seconds_left(submit.first_token_deadline, now),
+        finish_in=_seconds_left(submit.deadline, now),
+        on_infeasible=submit.on_infeasible or state.config.policy.admission.on_infeasible,
+    )
+
+
+def _seconds_left(deadline: int | None, now: int) -> float | None:
+    return None if deadline is None else (deadline - now) / SECOND
+
+
+def _forecast(state: KernelState, probe: Sequence, start: float) -> Forecast:
+    outlook, prompt = state.outlook, probe.prompt_length
+    first = start + outlook.first_token_seconds(prompt)
+    token = outlook.token_seconds(prompt)
+    likely = outlook.lengths.of(probe.lineage.tenant).quantile(
+        state.config.policy.admission.length_quantile
+    )
+    length = min(likely, probe.max_tokens) if outlook.ready else 1
+    return Forecast(start, first, first + (length - 1) * token, token)
+
+
+def _note_load(state: KernelState, submit: Submit, probe: Sequence, now: int) -> float:
+    """Count what is asked for; returns its price in device seconds."""
+    outlook, tenant = state.outlook, probe.lineage.tenant
+    length = outlook.lengths.of(tenant)
+    cost = outlook.cost(probe.prompt_length, length, submit.max_tokens) * len(submit.sequences)
+    outlook.offered.observe(tenant, submit.flow[0].weight, now, cost)
+    if _mode(state, submit) == "goodput":
+        outlook.gate(tenant).observe(now, cost)
+    return cost
+
+
+def _closed_gate(state: KernelState, probe: Sequence, cost: float, now: int) -> Ground | None:
+    """The goodput gate that keeps the probe out; each works within its tenant's own share."""
+    config, outlook, tenant = state.config, state.outlook, probe.lineage.tenant
+    admission = config.policy.admission
+    weight = _top(state, probe.flow).weight
+    rate = outlook.offered.rate_for(tenant, weight, admission.density, now)
+    if cost > outlook.gate(tenant).threshold(now, rate):
+        return Ground.DENSITY
+    need = probe.prompt_length + 1
+    pool = config.num_blocks * config.block_size
+    if not memory_open(spoken_for(state, probe.flow, need), need, pool, admission):
+        return Ground.MEMORY
+    return None
+
+
+def _top(state: KernelState, flow: Flow) -> Flow:
+    top = state.tree.find(flow.path[:1])
+    assert top is not None  # a node outlives what is below it
+    return top
+
+
+def _report(
+    state: KernelState,
+    submit: Submit,
+    probe: Sequence,
+    decision: Decision,
+    forecast: Forecast,
+    now: int,
+) -> None:
+    state.emit(
+        DeadlineInfeasible(
+            now=now,
+            sequence=probe.id,
+            lineage=probe.lineage,
+            flow=probe.flow.path,
+            verdict=str(decision.verdict),
+            ground=str(decision.ground),
+            start=now + int(forecast.start * SECOND),
+            first_token=now + int(forecast.first_token * SECOND),
+            finish=now + int(forecast.finish * SECOND),
+            deadline=submit.deadline,
+            first_token_deadline=submit.first_token_deadline,
+            max_tokens=decision.max_tokens,
+        )
+    )
+
+
+def _refusal(
+    state: KernelState,
+    probe: Sequence,
+    wish: Wish,
+    forecast: Forecast,
+    decision: Decision,
+    cost: float,
+) -> Refusal:
+    assert decision.ground is not None  # every rejection has one
+    due = wish.first_token_in if decision.ground is Ground.FIRST_TOKEN else wish.finish_in
+    detail = SENTENCES[decision.ground].format(
+        first=forecast.first_token, finish=forecast.finish, due=due or 0.0
+    )
+    wait = _wait(state, probe, wish, forecast, decision.ground, cost)
+    hint = None if wait is None else max(1, int(wait * SECOND))
+    return Refusal(
+        Cause.DEADLINE_INFEASIBLE, detail, hint, promise=hint is not None, forecast=forecast
+    )
+
+
+def _wait(
+    state: KernelState,
+    probe: Sequence,
+    wish: Wish,
+    forecast: Forecast,
+    ground: Ground,
+    cost: float,
+) -> float | None:
+    """Seconds until a request with the same time budget would be taken in; None if never."""
+    predicted = {Ground.FIRST_TOKEN: forecast.first_token, Ground.COMPLETION: forecast.finish}
+    allowed = {Ground.FIRST_TOKEN: wish.first_token_in, Ground.COMPLETION: wish.finish_in}
+    if ground in predicted:
+        excess = predicted[ground] - (allowed[ground] or 0.0)
+        return excess if excess <= forecast.start else None
+    if ground is Ground.DENSITY:
+        return None
+    config, need = state.config, probe.prompt_length + 1
+    admission, pool = config.policy.admission, config.num_blocks * config.block_size
+    room = (1 + admission.memory_slack - admission.memory_headroom) * pool
+    over = spoken_for(state, probe.flow, need) + need - room
+    return cost * min(1.0, over / need) / state.outlook.pace
+
+
+def watch_newcomer(state: KernelState, submit: Submit, sequence: Sequence) -> None:
+    """Have an admitted newcomer looked after while it waits, as its tenant wants late work treated.
+
+    Only goodput mode lets it take the place of running work.
+    """
+    choice = submit.on_infeasible or state.config.policy.admission.on_infeasible
+    if choice != OnInfeasible.ACCEPT:
+        watch(state, sequence, may_press=_mode(state, submit) == "goodput")

@@ -1,0 +1,142 @@
+"""What one engine expects, learned from its own steps and ends: times, lengths, prices, loads."""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from engine.core.batch import Batch
+from engine.core.config import KernelConfig
+from engine.core.plan import StepPlan
+from policies.admission import DensityGate
+from policies.load import OfferedLoad
+from policies.output_length import LengthEstimate, OutputLengths
+from policies.step_time import StepTimeModel, StepWork
+from telemetry.events import Cause
+
+RECENT = 0.02  # weight of a new step in running means
+PROBE = 512  # tokens of the prompt by which the price of a prompt token is measured
+MOST_GATES = 1024  # tenants whose arrivals are kept for the density gate
+SLOWEST, FASTEST = 0.25, 4.0  # between which the pace is believed
+LEAST_STEPS, LEAST_ENDS = 32, 16  # before which nothing is foretold
+FINISHED = (Cause.STOP, Cause.STOP_STRING)
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Device seconds that requests take: `request` each, and `token` for every prompt token."""
+
+    request: float
+    token: float
+
+    def of(self, requests: float, tokens: float) -> float:
+        """Device seconds of so many requests with so many prompt tokens in all."""
+        return self.request * requests + self.token * tokens
+
+
+class Outlook:
+    """The estimates that admission rests on. Times are seconds."""
+
+    def __init__(self, config: KernelConfig, step_time: StepTimeModel, batch: Batch) -> None:
+        self._config = config
+        self._step_time = step_time
+        self._batch = batch
+        self._pool = config.num_blocks * config.block_size
+        self.lengths = OutputLengths(config.max_flows)
+        self.offered = OfferedLoad(config.max_flows)
+        self.step_seconds = 0.0  # running mean
+        self._gates: OrderedDict[str, DensityGate] = OrderedDict()
+        self._entered = 0.0  # device seconds of work that entered a backlogged step, running mean
+        self._elapsed = 0.0  # seconds of a backlogged step, running mean
+
+    def observe_step(self, plan: StepPlan, seconds: float, backlogged: bool) -> None:
+        """A step took `seconds`; `backlogged` if work was left waiting."""
+        weight = RECENT if self.step_seconds else 1.0
+        self.step_seconds += weight * (seconds - self.step_seconds)
+        if backlogged:
+            entered = self._fresh_work(plan)
+            self._entered += RECENT * (entered - self._entered)
+            self._elapsed += RECENT * (seconds - self._elapsed)
+
+    def _fresh_work(self, plan: StepPlan) -> float:
+        """The price of what `plan` starts for the first time."""
+        prompts, caps = 0, 0
+        fresh = [join for join in plan.joined if len(join.tokens) == join.prompt_length]
+        for join in fresh:
+            prompts += join.prompt_length
+            caps += int(self._batch.limit[join.slot]) - join.prompt_length
+        return self.price(caps // len(fresh)).of(len(fresh), prompts) if fresh else 0.0
+
+    def observe_end(self, tenant: str, output_tokens: int, cause: Cause) -> None:
+        """A sequence ended; what never spoke says nothing of lengths."""
+        if output_tokens:
+            self.lengths.observe(tenant, output_tokens, finished=cause in FINISHED)
+
+    @property
+    def ready(self) -> bool:
+        """Whether enough was seen for predictions to mean something."""
+        return self._step_time.steps >= LEAST_STEPS and self.lengths.ends >= LEAST_ENDS
+
+    @property
+    def pace(self) -> float:
+        """Priced work that enters in a second while more waits; 1 where prices are right."""
+        if self._entered <= 0 or self._elapsed <= 0:
+            return 1.0
+        return min(FASTEST, max(SLOWEST, self._entered / self._elapsed))
+
+    def first_token_seconds(self, prompt: int) -> float:
+        """The steps that compute a prompt beside the decodes that run now."""
+        decodes, context = self._decodes()
+        room = max(1, self._config.max_step_tokens - decodes)
+        seconds = 0.0
+        for start in range(0, prompt, room):
+            count = min(room, prompt - start)
+            work = StepWork(count, count * (start + count / 2), decodes, context)
+            seconds += self._step_time.predict(work)
+        return seconds
+
+    def token_seconds(self, prompt: int) -> float:
+        """One more output token of a request that joins what runs now."""
+        decodes, context = self._decodes()
+        work = StepWork(decode_sequences=decodes + 1, context_tokens=context + prompt)
+        return self._step_time.predict(work)
+
+    def cost(self, prompt: int, length: LengthEstimate, cap: int) -> float:
+        """Device seconds of a request: its prompt, and its part of the pool (or of the slots) for
+
+        as long as it is expected to run.
+        """
+        mean, second = length.moments(cap)
+        part = max((mean * prompt + second / 2) / self._pool, mean / self._config.max_running)
+        return self._prompt_seconds(prompt) + self.step_seconds * part
+
+    def price(self, cap: int) -> Price:
+        """The same as a line in the prompt's length, for anyone's requests with that output cap."""
+        mean, second = self.lengths.overall().moments(cap)
+        first = self._prompt_seconds(1)
+        token = (self._prompt_seconds(PROBE + 1) - first) / PROBE
+        slot = mean / self._config.max_running
+        held, growth = mean / self._pool, second / 2 / self._pool
+        if held * PROBE + growth < slot:  # slots are what is scarce
+            return Price(first + self.step_seconds * slot, token)
+        return Price(first + self.step_seconds * growth, token + self.step_seconds * held)
+
+    def gate(self, tenant: str) -> DensityGate:
+        """The arrivals of a tenant, for its density gate."""
+        gate = self._gates.get(tenant)
+        if gate is None:
+            gate = DensityGate(self._config.policy.admission.density_window)
+            self._gates[tenant] = gate
+            if len(self._gates) > MOST_GATES:
+                self._gates.popitem(last=False)
+        self._gates.move_to_end(tenant)
+        return gate
+
+    def _prompt_seconds(self, prompt: int) -> float:
+        """What computing a prompt adds to a step of the decodes that run now."""
+        decodes, context = self._decodes()
+        base = StepWork(decode_sequences=decodes, context_tokens=context)
+        mixed = StepWork(prompt, prompt * prompt / 2, decodes, context)
+        return max(0.0, self._step_time.predict(mixed) - self._step_time.predict(base))
+
+    def _decodes(self) -> tuple[int, int]:
+        batch = self._batch
+        return batch.running, int(batch.known[batch.ids >= 0].sum())
