@@ -130,10 +130,10 @@ def step_time(
 @bench.command()
 @live_options
 @click.option(
-    "--seconds", type=AMOUNT, default=40.0, show_default=True, help="Time in which requests arrive."
+    "--seconds", type=AMOUNT, default=30.0, show_default=True, help="Time in which requests arrive."
 )
 @click.option(
-    "--load", type=AMOUNT, default=1.5, show_default=True, help="Rate over what can be served."
+    "--load", type=AMOUNT, default=2.0, show_default=True, help="Rate over what can be served."
 )
 @click.option("--rate", type=AMOUNT, help="Requests a second.  [default: from --load]")
 @click.option(
