@@ -2,8 +2,8 @@
 
 Two tenants of weights 3 and 1 send at the same rate, open loop. At twice what the engine can serve
 each sends more than its share, so that both have work waiting, all slots are in use, and throughput
-is the engine's and not the callers'. Both runs get the same arrivals and the same kernel, and both are read from their events
-by the same code.
+is the engine's and not the callers'. Both runs get the same arrivals and the same kernel, and both
+are read from their events by the same code.
 """
 
 import asyncio
