@@ -31,8 +31,8 @@ def plan(state: KernelState, now: int) -> StepPlan | None:
 
 def _someone_may_run(state: KernelState, now: int) -> bool:
     """Nothing could be planned: let those step in who stood back, or else break a deadlock."""
-    if state.stand_back:
-        state.stand_back = frozenset()
+    if state.stand_back or state.yielding:
+        state.stand_back = state.yielding = frozenset()
         return True
     return make_room_for_someone(state, now)
 

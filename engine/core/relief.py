@@ -26,10 +26,10 @@ MOST_VICTIMS = 64  # of one step, beyond those that the first in line needs
 def relieve_lag(state: KernelState, now: int) -> None:
     """Before a step: make room for the flows next in line while their lag exceeds the bound.
 
-    Whoever is further ahead than that of one for whose waiters there is no room even so stands
-    back: nothing of it is computed in this step.
+    Whoever is further ahead than that yields: its unfinished prompts take no budget. If there is no
+    room for all that wait of a lagging flow even so, it stands back: nothing of it is computed.
     """
-    state.stand_back = frozenset()
+    state.stand_back = state.yielding = frozenset()
     state.entitled.clear()
     if state.max_lag == np.inf or not state.waiting.total.sequences:
         return
@@ -38,6 +38,7 @@ def relieve_lag(state: KernelState, now: int) -> None:
     poor = state.next_flow(now)
     if poor is None or not too_far_ahead(poor, state.max_lag):
         return
+    state.yielding = leaves(too_far_ahead(poor, state.max_lag))
     relief = _Relief(state, now)
     served: set[Flow] = set()
     while poor is not None and too_far_ahead(poor, state.max_lag):
@@ -48,6 +49,14 @@ def relieve_lag(state: KernelState, now: int) -> None:
         poor = state.next_flow(now, served)
 
 
+def _prompt_tokens(state: KernelState) -> int:
+    """What is left of the running prompts of those who do not yield."""
+    left = state.batch.known + state.batch.pending - state.batch.scheduled
+    slots = np.flatnonzero((state.batch.ids >= 0) & (left > 1))
+    owners = ((int(slot), state.batch.sequences[slot]) for slot in slots)
+    return sum(int(left[slot]) for slot, s in owners if s and s.flow not in state.yielding)
+
+
 class _Relief:
     """The places made in one step, and who may have to give way for them."""
 
@@ -55,7 +64,7 @@ class _Relief:
         self._state = state
         self._now = now
         batch, config = state.batch, state.config
-        self._budget = config.max_step_tokens - batch.running
+        self._budget = config.max_step_tokens - batch.running - _prompt_tokens(state)
         # the step's own decodes may each need a block; what is freed must not go there
         self._spoken_for = promised_blocks(state) + batch.running // config.block_size
         self._placed = 0

@@ -19,6 +19,7 @@ def plan_prefills(state: KernelState, draft: DraftPlan, now: int) -> None:
     remaining = batch.known + batch.pending - batch.scheduled
     slots = np.flatnonzero(ready & (remaining > 1)).tolist()
     behind = [s for s in (batch.sequences[slot] for slot in slots) if s is not None]
+    behind = [sequence for sequence in behind if sequence.flow not in state.yielding]
     behind.sort(key=lambda s: (s.flow.counter, state.waiting.place(s)))
     waiters = state.waiting.total.sequences > 0
     for position, sequence in enumerate(behind, start=1):

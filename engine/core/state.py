@@ -76,6 +76,7 @@ class KernelState:
         self.batch_is_old = False  # static batching: the running batch was launched already
         self.paused: dict[int, Sequence] = {}
         self.stand_back: frozenset[Flow] = frozenset()  # too far ahead to be part of this step
+        self.yielding: frozenset[Flow] = frozenset()  # too far ahead to go on with its prompts now
         self.entitled: list[Sequence] = []  # waiters for whom this step made room
         self._next_flow: tuple[tuple[int, int], Flow | None] = ((-1, -1), None)
         self.next_step = 1
