@@ -47,19 +47,19 @@ def write(
     parts = [
         f"# {scenario.title}\n",
         f"Cost profile {scenario.device.profile}. Made by\n\n    {command}\n",
-        *(markdown(*one) for one in tables(runs)),
+        *(markdown(*one) for one in tables(scenario, runs)),
     ]
     text.write_text("\n".join(parts))
     return figures, text
 
 
-def tables(runs: Sequence[Run]) -> list[Table]:
-    """The table of policies, and where there are few clients that of clients."""
+def tables(scenario: Scenario, runs: Sequence[Run]) -> list[Table]:
+    """The table of policies; where there are few clients that of clients; that of deadlines."""
     found = [policy_table(runs)]
     if 1 < len(runs[0].figures["clients"]) <= CLIENTS_SHOWN:
         found.append(client_table(runs))
     if any(run.figures["goodput"] for run in runs):
-        found.append(tercile_table(runs))
+        found.append(goodput_table(runs, scenario.grid.baseline))
     return found
 
 
@@ -74,17 +74,16 @@ def policy_table(runs: Sequence[Run]) -> Table:
     """Header and one row a policy and rate scale: mean ± deviation, worst where it matters."""
     groups = _groups(runs)
     scaled = len({scale for _, scale in groups}) > 1
-    late = any(run.figures["goodput"] for run in runs)
     back = any(run.figures["returns"] for run in runs)
     shared = len(runs[0].figures["clients"]) > 1
     header = ("policy", *(("rate",) if scaled else ()), "seeds")
     header += (_FAIRNESS if shared else ()) + _LOAD
-    header += (_GOODPUT if late else ()) + (_RETURNS if back else ())
+    header += _RETURNS if back else ()
     rows = []
     for (policy, scale), group in groups.items():
         row = (policy, *((f"{scale:g}",) if scaled else ()), str(len(group)))
         row += _fairness(group) if shared else ()
-        row += _load(group) + (_goodput(group) if late else ())
+        row += _load(group)
         row += _returns(group) if back else ()
         rows.append(row)
     return header, rows
@@ -116,20 +115,35 @@ def client_table(runs: Sequence[Run]) -> Table:
     return header, rows
 
 
-def tercile_table(runs: Sequence[Run]) -> Table:
-    """Who is on time: shares of the shortest, middle and longest third of prompts and outputs."""
+def goodput_table(runs: Sequence[Run], baseline: str | None) -> Table:
+    """Deadlines kept, as a ratio to the policy `baseline` too, and by thirds of length."""
     sides = ("prompt", "output")
-    header = ("policy", "rate", *(f"{part} {side}s" for side in sides for part in _THIRDS))
+    header = ("policy", "rate", "on time/s", *((f"/ {baseline}",) if baseline else ()))
+    header += ("violations", "refused", "at arrival")
+    header += tuple(f"{part} {side}s" for side in sides for part in _THIRDS)
+    groups = {
+        cell: [run.figures["goodput"] for run in group if run.figures["goodput"]]
+        for cell, group in _groups(runs).items()
+    }
     rows: list[Row] = []
-    for (policy, scale), group in _groups(runs).items():
-        figures = [run.figures["goodput"] for run in group if run.figures["goodput"]]
-        shares = (
-            f"{fmean(f[f'by_{side}'][third] for f in figures):.1%}"
-            for side in sides
-            for third in range(3)
-        )
-        rows.append((policy, f"{scale:g}", *shares))
+    for (policy, scale), figures in groups.items():
+        rate = _mean(figures, "per_second")
+        row = (policy, f"{scale:g}", f"{rate:.3f}")
+        if baseline:
+            peer = _mean(groups.get((baseline, scale), []), "per_second")
+            row += (f"{rate / peer:.3f}" if peer else "-",)
+        early = [f for f in figures if f["refused_at_arrival"] is not None]
+        row += (f"{_mean(figures, 'violations'):.1%}", f"{_mean(figures, 'refused_share'):.1%}")
+        row += (f"{_mean(early, 'refused_at_arrival'):.1%}" if early else "-",)
+        for side in sides:
+            thirds = zip(*(f[f"by_{side}"] for f in figures), strict=True)
+            row += tuple(f"{fmean(third):.1%}" for third in thirds)
+        rows.append(row)
     return header, rows
+
+
+def _mean(figures: Sequence[dict[str, Any]], name: str) -> float:
+    return fmean(f[name] for f in figures) if figures else 0.0
 
 
 _THIRDS = ("short", "middle", "long")
@@ -144,7 +158,6 @@ def markdown(header: Row, rows: Sequence[Row]) -> str:
 _FAIRNESS = ("Max", "Avg", "Var", "peak gap", "sup|ΔW| mean", "worst")
 _LOAD = ("tok/s", "p50 TTFT", "p99 TTFT", "batch", "recomputed", "rework time", "preempted")
 _RETURNS = ("hinted", "admitted on return")
-_GOODPUT = ("on time/s", "violations", "refused", "at arrival")
 
 
 def _fairness(group: Sequence[Run]) -> Row:
@@ -177,17 +190,6 @@ def _rework_time(figures: dict[str, Any]) -> float:
     """Share of device time that went into recomputing and into waiting for swaps."""
     rework = figures["rework"]
     return float(rework["recompute_time_share"] + rework["swap_stall_share"])
-
-
-def _goodput(group: Sequence[Run]) -> Row:
-    figures = [run.figures["goodput"] for run in group if run.figures["goodput"]]
-    early = [f["refused_at_arrival"] for f in figures if f["refused_at_arrival"] is not None]
-    return (
-        f"{fmean(f['per_second'] for f in figures):.3f}",
-        f"{fmean(f['violations'] for f in figures):.1%}",
-        f"{fmean(f['refused_share'] for f in figures):.1%}",
-        f"{fmean(early):.1%}" if early else "-",
-    )
 
 
 def _returns(group: Sequence[Run]) -> Row:

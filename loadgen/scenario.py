@@ -113,11 +113,12 @@ class Windows:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """What a run without options covers."""
+    """What a run without options covers. Goodput is told as a ratio to that of `baseline`."""
 
     policies: tuple[str, ...] = ()  # none: all
     seeds: int = 1
     scales: tuple[float, ...] = (1.0,)  # of all arrival rates
+    baseline: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +152,10 @@ class Scenario:
             raise ValueError("a scenario needs at least one policy, as in [policies.fair]")
         if self.duration <= 0 or self.cap < 1:
             raise ValueError("duration and cap must be above 0")
-        for name in self.grid.policies:
+        baseline = () if self.grid.baseline is None else (self.grid.baseline,)
+        for name in (*self.grid.policies, *baseline):
             if name not in self.policies:
-                raise ValueError(f"grid.policies names {name!r}, which is not under policies")
+                raise ValueError(f"grid names the policy {name!r}, which is not under policies")
         names = [client.name for client in self.clients]
         if len(set(names)) < len(names):
             raise ValueError("two clients have the same name")

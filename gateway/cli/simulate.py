@@ -66,7 +66,7 @@ def simulate(
         print_json(report.to_json(loaded, name, runs))
         return
     click.echo(loaded.title)
-    for header, rows in report.tables(runs):
+    for header, rows in report.tables(loaded, runs):
         click.echo()
         print_table(header, rows)
 

@@ -59,7 +59,8 @@ def test_every_shipped_scenario_can_be_read_and_its_policies_configured():
         ({"duration": True}, "duration must be a number, not True"),
         ({"lengths": "known"}, "lengths must be one of declared, unknown, not 'known'"),
         ({"policies": {}}, "at least one policy"),
-        ({"grid": {"policies": ["vtc"]}}, "grid.policies names 'vtc'"),
+        ({"grid": {"policies": ["vtc"]}}, "grid names the policy 'vtc'"),
+        ({"grid": {"baseline": "edf"}}, "grid names the policy 'edf'"),
         ({"device": {"jitter": 1.5}}, r"device: jitter must be in \[0, 1\)"),
         ({"device": "a10g"}, "device must be a table"),
         (

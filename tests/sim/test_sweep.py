@@ -12,9 +12,9 @@ from loadgen.data import DataFolder
 from loadgen.goodput import goodput, returns
 from loadgen.meter import ReworkMeter
 from loadgen.record import Fate
-from loadgen.report import policy_table, tables
+from loadgen.report import goodput_table, policy_table, tables
 from loadgen.scenario import load_scenario
-from loadgen.sweep import Cell, cells, run_grid
+from loadgen.sweep import Cell, Run, cells, run_grid
 from loadgen.tables import ScenarioError
 from loadgen.workload import Request
 from telemetry.clock import NANOSECONDS
@@ -100,9 +100,34 @@ def test_a_table_has_a_row_for_each_policy_and_rate(file):
         ("unknown", "2", "1"),
     ]
     assert {len(row) for row in rows} == {len(header)}
-    clients_header, clients = tables(runs)[1]
+    clients_header, clients = tables(scenario, runs)[1]
     assert len(clients) == 8
     assert {len(row) for row in clients} == {len(clients_header)}
+
+
+def test_goodput_is_told_as_a_ratio_to_the_baseline():
+    def run(policy: str, scale: float, rate: float) -> Run:
+        figures = {
+            "per_second": rate,
+            "violations": 0.01,
+            "refused_share": 0.2,
+            "refused_at_arrival": 0.95,
+            "by_prompt": [1.0, 0.9, 0.8],
+            "by_output": [0.7, 0.6, 0.5],
+        }
+        return Run(Cell(policy, scale, 0), {"goodput": figures}, 0.0)
+
+    runs = [run("edf", 1.0, 2.0), run("new", 1.0, 2.5), run("new", 1.5, 3.0)]
+    header, rows = goodput_table(runs, "edf")
+    assert header[:4] == ("policy", "rate", "on time/s", "/ edf")
+    assert [row[:4] for row in rows] == [
+        ("edf", "1", "2.000", "1.000"),
+        ("new", "1", "2.500", "1.250"),
+        ("new", "1.5", "3.000", "-"),
+    ]
+    assert rows[0][4:7] == ("1.0%", "20.0%", "95.0%")
+    assert rows[0][7:] == ("100.0%", "90.0%", "80.0%", "70.0%", "60.0%", "50.0%")
+    assert len(header) == len(rows[0])
 
 
 def request_fate(deadline: float | None, first: float | None, **fields) -> Fate:
