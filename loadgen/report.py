@@ -128,7 +128,7 @@ def goodput_table(runs: Sequence[Run], baseline: str | None) -> Table:
     rows: list[Row] = []
     for (policy, scale), figures in groups.items():
         rate = _mean(figures, "per_second")
-        row = (policy, f"{scale:g}", f"{rate:.3f}")
+        row: tuple[str, ...] = (policy, f"{scale:g}", f"{rate:.3f}")
         if baseline:
             peer = _mean(groups.get((baseline, scale), []), "per_second")
             row += (f"{rate / peer:.3f}" if peer else "-",)
