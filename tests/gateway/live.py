@@ -26,6 +26,9 @@ from gateway.event_pump import EventPump
 from gateway.history import History
 from gateway.http_protocol import ConnectionLimits, bounded
 from gateway.state import EdgeLimits, Gateway, ServedModel
+from policies.admission import AdmissionConfig
+from policies.config import PolicyConfig
+from policies.fairness.config import FairnessConfig
 from telemetry.clock import SystemClock
 from telemetry.event_log import EventLog
 from telemetry.events import Event, SequenceEnded
@@ -37,6 +40,12 @@ from tenants.store import Store
 
 MODEL = "sim"
 CONTEXT = 2048
+# What the edge does is tested with an engine that serves in turn and judges no deadline beforehand:
+# otherwise whether a request waits, runs or is refused would depend on how quick the machine is.
+PLAIN = PolicyConfig(
+    fairness=FairnessConfig(name="vtc"),
+    admission=AdmissionConfig(mode="accept", urgent_steps=0.0, drop_hopeless=False),
+)
 HELLO = [{"role": "user", "content": "hi"}]
 INSTANT = LinearProfile(0, 0, 0, 0, 0, 0)
 
@@ -256,6 +265,7 @@ class LiveServer:
 
     def _engine(self, pump: EventPump) -> Engine:
         kernel = KernelConfig(
+            policy=PLAIN,
             num_blocks=1024,
             max_running=8,
             max_context=CONTEXT,
