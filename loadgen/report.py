@@ -151,7 +151,8 @@ _THIRDS = ("short", "middle", "long")
 
 def markdown(header: Row, rows: Sequence[Row]) -> str:
     """The table in Markdown."""
-    lines = [header, tuple("---" for _ in header), *rows]
+    cells = [tuple(cell.replace("|", "\\|") for cell in line) for line in (header, *rows)]
+    lines = [cells[0], tuple("---" for _ in header), *cells[1:]]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 

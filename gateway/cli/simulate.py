@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,7 +58,7 @@ def simulate(
         raise CliError(str(error), Exit.CONFIGURATION) from None
     name = Path(scenario).stem
     if out is not None:
-        command = shlex.join(["watermaster", *sys.argv[1:]])
+        command = _command(scenario, policies, scales, seeds)
         for path in report.write(out, name, loaded, runs, command):
             note(f"written: {path}")
     if as_json:
@@ -69,6 +68,17 @@ def simulate(
     for header, rows in report.tables(loaded, runs):
         click.echo()
         print_table(header, rows)
+
+
+def _command(
+    scenario: str, policies: tuple[str, ...], scales: tuple[float, ...], seeds: int | None
+) -> str:
+    """The command that gives the same figures: how many processes and where to is left out."""
+    words = ["watermaster", "simulate", scenario]
+    words += [word for policy in policies for word in ("--policy", policy)]
+    words += [word for scale in scales for word in ("--rate", f"{scale:g}")]
+    words += [] if seeds is None else ["--seeds", str(seeds)]
+    return shlex.join(words)
 
 
 def _run(scenario: "Scenario", grid: "list[Cell]", data: "DataFolder", jobs: int) -> "list[Run]":

@@ -227,7 +227,8 @@ def test_the_command_prints_tables_and_writes_files(file, tmp_path):
     ]
     text = (out / "small.md").read_text()
     assert "| policy | rate | seeds |" in text
-    assert "    watermaster " in text
+    assert f"    watermaster simulate {file} --policy fcfs --seeds 1\n" in text
+    assert "| sup\\|ΔW\\| mean |" in text
 
 
 def test_the_command_prints_json_and_lists_scenarios(file):
