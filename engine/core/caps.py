@@ -14,6 +14,7 @@ from policies.promises import Tally
 from telemetry.events import Cause
 
 MOST_DISPLACED = 8  # by one arrival
+ROUNDING = 1e-6  # of a place
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ def _headroom(state: KernelState, queue: _Queue, submit: Submit, now: int) -> tu
     for promise in booked:
         held.sequences += promise.sequences
         held.tokens += promise.tokens
-        drained = max(0, promise.due - now) / SECOND / place if place > 0 else 0.0
+        drained = ROUNDING + (max(0, promise.due - now) / SECOND / place if place > 0 else 0.0)
         sequences = max(sequences, held.sequences - drained)
         tokens = max(tokens, held.tokens - drained * mean)
     return sequences, tokens

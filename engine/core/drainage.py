@@ -60,10 +60,11 @@ def places_seconds(state: KernelState, node: Flow, sequences: float, tokens: flo
 
 
 def price_of_waiting(state: KernelState) -> Price:
-    """What waiting requests cost, at their mean output cap."""
+    """What waiting requests cost, at their mean prompt and output cap."""
     total = state.waiting.total
-    cap = total.caps // total.sequences if total.sequences else state.config.max_context
-    return state.outlook.price(cap)
+    if not total.sequences:
+        return state.outlook.price(state.config.max_context, 1)
+    return state.outlook.price(total.caps // total.sequences, total.tokens // total.sequences)
 
 
 def levels(state: KernelState, flow: Flow, price: Price) -> list[Level]:

@@ -5,14 +5,16 @@ from dataclasses import dataclass
 
 from engine.core.batch import Batch
 from engine.core.config import KernelConfig
-from engine.core.plan import StepPlan
+from engine.core.plan import Join, StepPlan
 from policies.admission import DensityGate
 from policies.load import OfferedLoad
 from policies.output_length import LengthEstimate, OutputLengths
 from policies.step_time import StepTimeModel, StepWork
 from telemetry.events import Cause
 
-RECENT = 0.02  # weight of a new step in running means
+RECENT = 0.02  # weight of a new step in the mean step time
+FADING = 0.998  # of what the pace is measured by, a step
+BELIEF = 5.0  # seconds' worth of belief that prices are right
 PROBE = 512  # tokens of the prompt by which the price of a prompt token is measured
 MOST_GATES = 1024  # tenants whose arrivals are kept for the density gate
 SLOWEST, FASTEST = 0.25, 4.0  # between which the pace is believed
@@ -44,26 +46,24 @@ class Outlook:
         self.offered = OfferedLoad(config.max_flows)
         self.step_seconds = 0.0  # running mean
         self._gates: OrderedDict[str, DensityGate] = OrderedDict()
-        self._entered = 0.0  # device seconds of work that entered a backlogged step, running mean
-        self._elapsed = 0.0  # seconds of a backlogged step, running mean
+        self._entered = 0.0  # device seconds of work that entered backlogged steps, fading
+        self._elapsed = 0.0  # seconds of those steps
 
     def observe_step(self, plan: StepPlan, seconds: float, backlogged: bool) -> None:
         """A step took `seconds`; `backlogged` if work was left waiting."""
         weight = RECENT if self.step_seconds else 1.0
         self.step_seconds += weight * (seconds - self.step_seconds)
         if backlogged:
-            entered = self._fresh_work(plan)
-            self._entered += RECENT * (entered - self._entered)
-            self._elapsed += RECENT * (seconds - self._elapsed)
+            self._entered = FADING * self._entered + self._work_of(plan.joined)
+            self._elapsed = FADING * self._elapsed + seconds
 
-    def _fresh_work(self, plan: StepPlan) -> float:
-        """The price of what `plan` starts for the first time."""
-        prompts, caps = 0, 0
-        fresh = [join for join in plan.joined if len(join.tokens) == join.prompt_length]
-        for join in fresh:
-            prompts += join.prompt_length
-            caps += int(self._batch.limit[join.slot]) - join.prompt_length
-        return self.price(caps // len(fresh)).of(len(fresh), prompts) if fresh else 0.0
+    def _work_of(self, joined: tuple[Join, ...]) -> float:
+        """The price of what enters a step, as if each request had just arrived with its tokens."""
+        if not joined:
+            return 0.0
+        tokens = sum(len(join.tokens) for join in joined)
+        caps = sum(int(self._batch.limit[join.slot]) - join.prompt_length for join in joined)
+        return self.price(caps // len(joined), tokens // len(joined)).of(len(joined), tokens)
 
     def observe_end(self, tenant: str, output_tokens: int, cause: Cause) -> None:
         """A sequence ended; what never spoke says nothing of lengths."""
@@ -78,9 +78,8 @@ class Outlook:
     @property
     def pace(self) -> float:
         """Priced work that enters in a second while more waits; 1 where prices are right."""
-        if self._entered <= 0 or self._elapsed <= 0:
-            return 1.0
-        return min(FASTEST, max(SLOWEST, self._entered / self._elapsed))
+        measured = (self._entered + BELIEF) / (self._elapsed + BELIEF)
+        return min(FASTEST, max(SLOWEST, measured))
 
     def first_token_seconds(self, prompt: int) -> float:
         """The steps that compute a prompt beside the decodes that run now."""
@@ -108,14 +107,17 @@ class Outlook:
         part = max((mean * prompt + second / 2) / self._pool, mean / self._config.max_running)
         return self._prompt_seconds(prompt) + self.step_seconds * part
 
-    def price(self, cap: int) -> Price:
-        """The same as a line in the prompt's length, for anyone's requests with that output cap."""
+    def price(self, cap: int, prompt: int) -> Price:
+        """The same as a line in the prompt's length, for anyone's requests.
+
+        About right for prompts of about `prompt` tokens and output caps of about `cap`.
+        """
         mean, second = self.lengths.overall().moments(cap)
         first = self._prompt_seconds(1)
         token = (self._prompt_seconds(PROBE + 1) - first) / PROBE
         slot = mean / self._config.max_running
         held, growth = mean / self._pool, second / 2 / self._pool
-        if held * PROBE + growth < slot:  # slots are what is scarce
+        if held * prompt + growth < slot:  # slots are what is scarce
             return Price(first + self.step_seconds * slot, token)
         return Price(first + self.step_seconds * growth, token + self.step_seconds * held)
 
