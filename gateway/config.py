@@ -9,9 +9,11 @@ from math import inf
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from engine.core.config import KernelConfig
+from gateway.config_admission import AdmissionSettings
+from gateway.config_section import Count, Seconds, Section
 from gateway.flows import DOMAINS
 from policies.config import ORDERINGS, PREEMPTIONS, PolicyConfig
 from policies.cost import NAMES as COSTS
@@ -19,18 +21,10 @@ from policies.cost import CostConfig
 from policies.fairness.config import NAMES as FAIRNESS
 from policies.fairness.config import FairnessConfig
 
-Count = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0, le=3600)]
 Cost = Annotated[float, Field(ge=0, le=1e6)]
 Text = Annotated[str, Field(min_length=1)]
 File = Annotated[Path, Field(strict=False)]  # TOML knows no paths; a string is meant
 Folder = File
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
-    )
 
 
 class ServerSettings(Section):
@@ -235,9 +229,10 @@ class PolicySettings(Section):
     pause: bool = True
     """Whether work may lose its place in the batch and keep its KV."""
 
-    def to_config(self) -> PolicyConfig:
+    def to_config(self, admission: AdmissionSettings) -> PolicyConfig:
         """The engine's own form."""
         return PolicyConfig(
+            admission=admission.to_config(),
             fairness=FairnessConfig(
                 name=self.fairness,
                 max_lag=self.max_lag,
@@ -324,6 +319,7 @@ class Settings(Section):
     model: ModelSettings = ModelSettings()
     kernel: KernelSettings = KernelSettings()
     policy: PolicySettings = PolicySettings()
+    admission: AdmissionSettings = AdmissionSettings()
     engine: EngineSettings = EngineSettings()
     store: StoreSettings = StoreSettings()
     telemetry: TelemetrySettings = TelemetrySettings()

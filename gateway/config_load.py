@@ -17,7 +17,8 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from gateway.config import Section, Settings
+from gateway.config import Settings
+from gateway.config_section import Section
 
 PREFIX = "WATERMASTER_"
 DEFAULT_FILE = Path("watermaster.toml")

@@ -19,6 +19,7 @@ from gateway.flows import flow_of
 from gateway.generate import Prepared, Shape, prepare
 from gateway.hangup import Hangup
 from gateway.lineage import read_ids
+from gateway.returns import Return, read_return
 from gateway.sse import EventStream, StalledError
 from gateway.state import Gateway
 from telemetry import semconv
@@ -31,11 +32,12 @@ from tenants.model import INFERENCE, Principal
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Who calls, under which identities, until when."""
+    """Who calls, under which identities, until when, and whether for the first time."""
 
     principal: Principal
     lineage: Lineage
     deadlines: Deadlines
+    comeback: Return
 
 
 class Inference:
@@ -77,7 +79,8 @@ class Inference:
             timeouts = Deadlines(fixed, timeouts.first_token)
         tenant = principal.tenant
         ceiling = TimeLimits(tenant.default_timeout_ms, tenant.max_timeout_ms)
-        return Admission(principal, lineage, resolve(instants, timeouts, call.arrived, ceiling))
+        deadlines = resolve(instants, timeouts, call.arrived, ceiling)
+        return Admission(principal, lineage, deadlines, read_return(call.headers, ids))
 
     async def _prepare(self, body: bytes, principal: Principal) -> Prepared:
         gateway, tenant = self._gateway, principal.tenant.id
@@ -146,6 +149,8 @@ def _request(prepared: Prepared, admission: Admission, domain: str) -> Generatio
         first_token_deadline=admission.deadlines.first_token,
         queue_requests=tenant.queue_requests,
         queue_tokens=tenant.queue_tokens,
+        claims=admission.comeback.names,
+        retry=admission.comeback.retry,
     )
 
 

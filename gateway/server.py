@@ -97,7 +97,7 @@ async def _run(settings: Settings, listener: socket.socket) -> int:
 def _build_engine(
     settings: Settings, source: ModelSource, clock: Clock, observers: Observers
 ) -> Engine:
-    kernel = kernel_config(source, settings.kernel, settings.policy.to_config())
+    kernel = kernel_config(source, settings.kernel, settings.policy.to_config(settings.admission))
     return Engine(
         settings.model.id,
         kernel,

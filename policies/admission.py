@@ -46,6 +46,9 @@ class Ground(StrEnum):
     MEMORY = "memory"
 
 
+CHOICES = tuple(choice.value for choice in OnInfeasible)
+
+
 @dataclass(frozen=True, slots=True)
 class AdmissionConfig:
     """`mode` and `on_infeasible` hold for tenants that choose nothing else.
@@ -64,9 +67,9 @@ class AdmissionConfig:
     mode: str = "feasible"
     on_infeasible: str = OnInfeasible.REJECT.value
     length_quantile: float = 0.1
-    density: float = 0.7
+    density: float = 0.8
     density_window: int = 200
-    memory_slack: float = 0.1
+    memory_slack: float = 0.15
     memory_headroom: float = 0.02
     urgent_steps: float = 3.0
     drop_hopeless: bool = True
@@ -76,8 +79,8 @@ class AdmissionConfig:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise ValueError(f"mode must be one of {', '.join(MODES)}, not {self.mode!r}")
-        if self.on_infeasible not in list(OnInfeasible):
-            names = ", ".join(OnInfeasible)
+        if self.on_infeasible not in CHOICES:
+            names = ", ".join(CHOICES)
             raise ValueError(f"on_infeasible must be one of {names}, not {self.on_infeasible!r}")
         if not 0 < self.length_quantile < 1:
             raise ValueError(f"length_quantile must be in (0, 1), not {self.length_quantile}")

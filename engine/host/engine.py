@@ -26,7 +26,10 @@ MAILBOX_SLACK = 1024  # commands in the mailbox beyond the queue cap before refu
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One gateway call. `prompt` is int32 token ids; deadlines are monotonic nanoseconds."""
+    """One gateway call. `prompt` is int32 token ids; deadlines are monotonic nanoseconds.
+
+    A refused caller is known by its `claims` when it comes back, which `retry` says it does.
+    """
 
     lineage: Lineage
     flow: tuple[FlowNode, ...]
@@ -38,6 +41,8 @@ class GenerationRequest:
     first_token_deadline: int | None = None
     queue_requests: int | None = None
     queue_tokens: int | None = None
+    claims: tuple[str, ...] = ()
+    retry: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +173,8 @@ class Engine:
             first_token_deadline=request.first_token_deadline,
             queue_requests=request.queue_requests,
             queue_tokens=request.queue_tokens,
+            claims=request.claims,
+            retry=request.retry,
         )
 
     def _refusal(self, request: GenerationRequest) -> Finished | None:

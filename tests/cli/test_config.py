@@ -157,7 +157,7 @@ def test_kernel_defaults_are_the_engines_own() -> None:
 
 
 def test_policy_defaults_are_the_policies_own() -> None:
-    assert Settings().policy.to_config() == PolicyConfig()
+    assert Settings().policy.to_config(Settings().admission) == PolicyConfig()
 
 
 def test_the_context_is_the_smaller_of_ours_and_the_models() -> None:

@@ -1,0 +1,63 @@
+"""The keys of admission: which requests are worth taking in. See `gateway.config`."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from gateway.config_section import Section
+from policies.admission import CHOICES, MODES, AdmissionConfig
+from policies.promises import PromiseConfig
+
+
+class AdmissionSettings(Section):
+    """What is refused at the door, and what is promised to those who are."""
+
+    mode: Literal[MODES] = "feasible"  # type: ignore[valid-type]
+    """`feasible` refuses what is predicted to miss its deadline and looks at nothing else.
+    `goodput` also sheds, within a tenant's own share, the requests that cost most, so that more of
+    the others are on time; long prompts pay for that. `accept` refuses nothing for its deadline."""
+
+    on_infeasible: Literal[CHOICES] = "reject"  # type: ignore[valid-type]
+    """What becomes of a request that would end after its deadline: refused (`reject`), given a
+    shorter output (`degrade`), or taken in for what is done by then (`partial`) or anyway
+    (`accept`)."""
+
+    length_quantile: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """Share of a tenant's outputs that are no longer than what must fit before a deadline."""
+
+    density: Annotated[float, Field(gt=0, le=10)] = 0.8
+    """`goodput`: load, in device seconds asked for per second, above which requests are shed."""
+
+    memory_slack: Annotated[float, Field(ge=0, le=10)] = 0.15
+    """`goodput`: KV wanted beyond what the pool holds before requests are refused, as a share."""
+
+    urgent_steps: Annotated[float, Field(ge=0, le=100)] = 3.0
+    """`goodput`: steps before the last moment for a first token at which a request takes the place
+    of the tenant's own cheapest running work that has no deadline; 0 never."""
+
+    drop_hopeless: bool = True
+    """Whether waiting work ends as soon as it cannot meet its deadline, not when that passes."""
+
+    displace: bool = True
+    """Whether a full queue takes the last waiter of whoever is furthest above their share, rather
+    than refuse the newcomer."""
+
+    promise_longest: Annotated[float, Field(ge=0, le=3600)] = 60.0
+    """Longest wait, in seconds, for which a refused caller's place is held; 0 holds none."""
+
+    promise_grace: Annotated[float, Field(ge=0, le=60)] = 2.0
+    """Seconds for which a held place waits for its caller once it is due."""
+
+    def to_config(self) -> AdmissionConfig:
+        """The engine's own form."""
+        return AdmissionConfig(
+            mode=self.mode,
+            on_infeasible=self.on_infeasible,
+            length_quantile=self.length_quantile,
+            density=self.density,
+            memory_slack=self.memory_slack,
+            urgent_steps=self.urgent_steps,
+            drop_hopeless=self.drop_hopeless,
+            displace=self.displace,
+            promises=PromiseConfig(grace=self.promise_grace, longest=self.promise_longest),
+        )

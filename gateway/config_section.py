@@ -1,0 +1,16 @@
+"""What the sections of the configuration have in common."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0, le=3600)]
+
+
+class Section(BaseModel):
+    """Keys of one table of the file; the docstring below each says what it means."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
+    )
