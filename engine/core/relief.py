@@ -91,7 +91,8 @@ class _Relief:
                 victim = self._victim(rich, short)
                 if victim is None or (more and not outpaces(victim.flow, poor, more)):
                     return False
-                if short and not self._is_worth_it(victim, poor, short):
+                keeps_kv = not short and self._state.config.policy.pause
+                if not keeps_kv and not self._is_worth_it(victim, poor, short):
                     return first
                 self._take(victim, head, short)
                 first = False
