@@ -33,13 +33,15 @@ Flow = tuple[str, ...]
 class Recount:
     """Rework by payer, told from events: what was planned before is planned again.
 
-    `at` is how far a sequence is planned, `reached` how far it ever was, `payers` whom each of its
-    positions was last taken for.
+    `at` is how far a sequence is planned, `landed` how far of that its steps are back, `reached`
+    how far it ever was planned, `payers` whom each of its positions was last taken for.
     """
 
     def __init__(self, events) -> None:
         self.flow: dict[int, Flow] = {}
         self.at: dict[int, int] = {}
+        self.landed: dict[int, int] = {}
+        self.in_flight: dict[int, dict[int, int]] = {}
         self.reached: dict[int, int] = defaultdict(int)
         self.payers: dict[int, dict[int, Flow]] = defaultdict(dict)
         self.rework: Counter[Flow] = Counter()
@@ -52,21 +54,28 @@ class Recount:
                 self.flow[event.sequence] = event.flow
             case SequenceAdmitted():
                 self.at[event.sequence] = event.cached_tokens
+                self.landed[event.sequence] = event.cached_tokens
                 self.reached[event.sequence] = max(
                     self.reached[event.sequence], event.cached_tokens
                 )
             case SequencePreempted():
                 taken = self.payers[event.sequence]
                 taken.update(dict.fromkeys(range(self.at[event.sequence]), event.billed))
+                self.at[event.sequence] = self.landed[event.sequence]
+                for rows in self.in_flight.values():
+                    rows.pop(event.sequence, None)
             case StepPlanned():
+                self.in_flight[event.step] = {}
                 for row in zip(event.sequences, event.starts, event.counts, strict=True):
-                    self._compute(*row)
+                    self._compute(event.step, *row)
+            case StepCommitted():
+                self.landed.update(self.in_flight.pop(event.step))
 
-    def _compute(self, sequence: int, start: int, count: int) -> None:
+    def _compute(self, step: int, sequence: int, start: int, count: int) -> None:
         for position in range(start, min(start + count, self.reached[sequence])):
             own = self.flow[sequence]
             self.rework[self.payers[sequence].get(position, own)] += 1
-        self.at[sequence] = start + count
+        self.at[sequence] = self.in_flight[step][sequence] = start + count
         self.reached[sequence] = max(self.reached[sequence], start + count)
 
 
