@@ -12,7 +12,9 @@ from engine.core.plan import Sampling, StepPlan, StepResult
 from engine.core.scheduler import Scheduler
 from telemetry.lineage import Lineage
 
-PROMPT = 64
+PROMPT = (
+    64  # tokens, and up to a block more: so in each step some fill a block, and never all at once
+)
 STEP_NS = 20_000_000
 
 
@@ -34,7 +36,7 @@ def measure(running: int, waiting: int, tenants: int, steps: int) -> KernelCost:
     kernel = KernelConfig(
         num_blocks=running * 300,
         max_running=running,
-        max_step_tokens=running * PROMPT,
+        max_step_tokens=running * 2 * PROMPT,
         max_queued_requests=running + waiting,
         tenant_queued_requests=running + waiting,
         max_context=4096,
@@ -66,7 +68,8 @@ def measure(running: int, waiting: int, tenants: int, steps: int) -> KernelCost:
 
 
 def _submit(number: int, tenant: str, block_size: int) -> Submit:
-    prompt = ((np.arange(PROMPT) * 31 + number * 977) % 50_000).astype(np.int32)
+    length = PROMPT + number * 7 % block_size
+    prompt = ((np.arange(length) * 31 + number * 977) % 50_000).astype(np.int32)
     salt = salt_of(tenant)
     return Submit(
         lineage=Lineage(tenant, f"task-{number}", "run", "attempt", f"request-{number}"),

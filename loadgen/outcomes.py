@@ -9,6 +9,7 @@ from loadgen.stats import quantile
 from telemetry.clock import NANOSECONDS
 from telemetry.events import (
     Cause,
+    Charge,
     Event,
     SequenceArrived,
     SequenceEnded,
@@ -75,7 +76,8 @@ def outcomes(events: Iterable[Event]) -> dict[str, Outcome]:
             case SequenceEnded():
                 _end(of(tenants.pop(event.sequence)), event)
             case ServiceCharged():
-                _charge(of(event.flow[0]), event)
+                for charge in event.charges():
+                    _charge(of(charge.flow[0]), charge)
     for tenant in tenants.values():
         of(tenant).ended["unfinished"] += 1
     return dict(sorted(found.items()))
@@ -87,11 +89,11 @@ def _end(outcome: Outcome, event: SequenceEnded) -> None:
         outcome.completion.append((event.now - event.arrived) / NANOSECONDS)
 
 
-def _charge(outcome: Outcome, event: ServiceCharged) -> None:
-    outcome.prompt_tokens += event.prompt_tokens
-    outcome.output_tokens += event.output_tokens
-    outcome.rework_tokens += event.rework_tokens
-    outcome.cost += event.cost
+def _charge(outcome: Outcome, charge: Charge) -> None:
+    outcome.prompt_tokens += charge.prompt_tokens
+    outcome.output_tokens += charge.output_tokens
+    outcome.rework_tokens += charge.rework_tokens
+    outcome.cost += charge.cost
 
 
 def _quantiles(values: list[float]) -> dict[str, float] | None:

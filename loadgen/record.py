@@ -107,7 +107,7 @@ class Recorder:
         self._since = [0] * len(self.weights)
         self._backlogs: list[list[tuple[int, int]]] = [[] for _ in self.weights]
         self._times: list[int] = []
-        self._charges: list[tuple[int, int, float]] = []  # (steps done, node, cost units)
+        self._charges: list[tuple[int, ServiceCharged]] = []  # with the steps done before
         self._lines = {path: self._line(path) for path in self.weights}
         self._handlers: dict[type, Callable[[Any], None]] = {
             SequenceArrived: self._arrived,
@@ -140,17 +140,30 @@ class Recorder:
     def log(self) -> ServiceLog:
         """Service and backlog so far; what is still backlogged counts until now."""
         now = self.totals.steps
-        service = np.zeros((now + 1, len(self.weights)))
-        if self._charges:
-            steps, nodes, amounts = zip(*self._charges, strict=True)
-            np.add.at(service, (np.asarray(steps), np.asarray(nodes)), np.asarray(amounts))
-        service = np.cumsum(service, axis=0) / np.asarray(list(self.weights.values()))
+        service = np.cumsum(self._service(), axis=0) / np.asarray(list(self.weights.values()))
         backlogs = [
             (*closed, (since, now)) if count and since < now else tuple(closed)
             for closed, count, since in zip(self._backlogs, self._counts, self._since, strict=True)
         ]
         times = np.asarray(self._times, np.int64)
         return ServiceLog(tuple(self.weights), times, service, tuple(backlogs))
+
+    def _service(self) -> FloatArray:
+        """Cost units [steps + 1, nodes] that each step gave each node."""
+        service = np.zeros((self.totals.steps + 1, len(self.weights)))
+        events = [event for _, event in self._charges]
+        steps = np.repeat([step for step, _ in self._charges], [len(e.flows) for e in events])
+        nodes = [self._numbers[path] for event in events for path in event.flows]
+        prompt = [tokens for event in events for tokens in event.prompt_tokens]
+        output = [tokens for event in events for tokens in event.output_tokens]
+        cost = PROMPT_WEIGHT * np.asarray(prompt) + OUTPUT_WEIGHT * np.asarray(output)
+        above = np.asarray([self._numbers.get(path[:-1], -1) for path in self.weights])
+        at, rows = np.asarray(nodes, np.int64), np.arange(len(nodes))
+        while len(rows):
+            np.add.at(service, (steps[rows], at[rows]), cost[rows])
+            at[rows] = above[at[rows]]
+            rows = rows[at[rows] >= 0]
+        return service
 
     def _wait(self, sequence: int, path: Path) -> None:
         if sequence in self._waiting:
@@ -218,8 +231,5 @@ class Recorder:
         self.meter.committed(event.recomputed_tokens)
 
     def _charged(self, event: ServiceCharged) -> None:
-        self.totals.output_tokens += event.output_tokens
-        cost = PROMPT_WEIGHT * event.prompt_tokens + OUTPUT_WEIGHT * event.output_tokens
-        if cost:
-            steps = self.totals.steps
-            self._charges += [(steps, node, cost) for node in self._lines[event.flow]]
+        self.totals.output_tokens += sum(event.output_tokens)
+        self._charges.append((self.totals.steps, event))

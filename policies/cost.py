@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
+Numbers = npt.NDArray[np.int32] | Floats
 NAMES = ("linear", "profiled", "device_time")
 
 
@@ -35,7 +36,7 @@ class Cost(Protocol):
         """Prompt positions [start, end) computed."""
         ...
 
-    def outputs(self, prompts: Floats, before: Floats, tokens: Floats) -> Floats:
+    def outputs(self, prompts: Numbers, before: Numbers, tokens: Numbers) -> Floats:
         """`tokens` more output tokens of sequences with `prompts` and `before` tokens already."""
         ...
 
@@ -54,8 +55,9 @@ class Linear:
     def prompt(self, start: int, end: int) -> float:
         return self._prompt * (end - start)
 
-    def outputs(self, prompts: Floats, before: Floats, tokens: Floats) -> Floats:  # noqa: ARG002
-        return self._output * tokens
+    def outputs(self, prompts: Numbers, before: Numbers, tokens: Numbers) -> Floats:  # noqa: ARG002
+        costs: Floats = self._output * tokens.astype(np.float64)
+        return costs
 
     def observe(self, seconds: float, tokens: int) -> None:
         """Prices do not depend on time."""
@@ -70,10 +72,11 @@ class Profiled:
         base = self.BASE if start == 0 and end > 0 else 0.0
         return base + self.PROMPT * (end - start)
 
-    def outputs(self, prompts: Floats, before: Floats, tokens: Floats) -> Floats:
-        after = before + tokens
-        each = self.OUTPUT * tokens + self.CROSS * prompts * tokens
-        total: Floats = each + self.SQUARE * (after**2 - before**2)
+    def outputs(self, prompts: Numbers, before: Numbers, tokens: Numbers) -> Floats:
+        # squares of positions do not fit 32 bits
+        more, start = tokens.astype(np.float64), before.astype(np.float64)
+        each = (self.OUTPUT + self.CROSS * prompts) * more
+        total: Floats = each + self.SQUARE * ((start + more) ** 2 - start**2)
         return total
 
     def observe(self, seconds: float, tokens: int) -> None:
@@ -101,8 +104,9 @@ class DeviceTime:
     def prompt(self, start: int, end: int) -> float:
         return self.price * (end - start)
 
-    def outputs(self, prompts: Floats, before: Floats, tokens: Floats) -> Floats:  # noqa: ARG002
-        return self.price * tokens
+    def outputs(self, prompts: Numbers, before: Numbers, tokens: Numbers) -> Floats:  # noqa: ARG002
+        costs: Floats = self.price * tokens.astype(np.float64)
+        return costs
 
     def observe(self, seconds: float, tokens: int) -> None:
         self._milliseconds += self.WEIGHT * (seconds * 1e3 - self._milliseconds)

@@ -4,8 +4,10 @@ Metrics, traces, usage and explanations are folds over these events, so they can
 All times are monotonic nanoseconds passed into the kernel. Events hold plain data only.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from telemetry.admission_events import (
     DeadlineInfeasible,
@@ -199,17 +201,35 @@ class StepCommitted:
     lag_tokens: int  # computed for sequences that had ended or lost their place meanwhile
 
 
-@dataclass(slots=True)  # not frozen: there is one a flow and step, and making it takes a third
-class ServiceCharged:
-    """One flow's bill for one step, in cost units before division by weight."""
+class Charge(NamedTuple):
+    """One flow's bill for one step; `cost` is in units before division by weight."""
 
-    now: int
-    step: int
     flow: tuple[str, ...]
     prompt_tokens: int  # computed for the first time
     output_tokens: int
     rework_tokens: int  # recomputed on this flow's account
     cost: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceCharged:
+    """The bills of one step: the fields of `Charge` as columns, an entry a flow.
+
+    One event for all, since there may be hundreds in a step of some milliseconds.
+    """
+
+    now: int
+    step: int
+    flows: tuple[tuple[str, ...], ...]
+    prompt_tokens: tuple[int, ...]
+    output_tokens: tuple[int, ...]
+    rework_tokens: tuple[int, ...]
+    costs: tuple[float, ...]
+
+    def charges(self) -> Iterator[Charge]:
+        """The bills one by one."""
+        columns = self.prompt_tokens, self.output_tokens, self.rework_tokens, self.costs
+        return map(Charge, self.flows, *columns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -299,10 +299,11 @@ class ExplainFold:
             life.settle(Part.OTHERS if first else Part.OWN_FLOW)
 
     def _charged(self, event: ServiceCharged) -> None:
-        known = event.flow in self._served or len(self._served) < MAX_FLOWS
-        flow = event.flow if known else OTHER
-        tokens = event.prompt_tokens + event.output_tokens
-        self._served[flow] = self._served.get(flow, 0) + tokens
+        for charge in event.charges():
+            known = charge.flow in self._served or len(self._served) < MAX_FLOWS
+            flow = charge.flow if known else OTHER
+            tokens = charge.prompt_tokens + charge.output_tokens
+            self._served[flow] = self._served.get(flow, 0) + tokens
 
     # -- parts -----------------------------------------------------------------------------------
 

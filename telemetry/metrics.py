@@ -286,11 +286,12 @@ class MetricsFold:
         self.lag_tokens.add(event.lag_tokens)
 
     def _charged(self, event: ServiceCharged) -> None:
-        tenant = self._tenant(event.flow[0])
-        self.prompt_tokens.add(event.prompt_tokens, tenant)
-        self.output_tokens.add(event.output_tokens, tenant)
-        self.recomputed_tokens.add(event.rework_tokens, tenant)
-        self.service.add(event.cost, tenant)
+        for charge in event.charges():
+            tenant = self._tenant(charge.flow[0])
+            self.prompt_tokens.add(charge.prompt_tokens, tenant)
+            self.output_tokens.add(charge.output_tokens, tenant)
+            self.recomputed_tokens.add(charge.rework_tokens, tenant)
+            self.service.add(charge.cost, tenant)
 
     def _charged_elsewhere(self, event: ExternalServiceCharged) -> None:
         self.external_service.add(event.cost, self._tenant(event.flow[0]))

@@ -29,7 +29,7 @@ def _admit_in_turn(
     state: KernelState, draft: DraftPlan, stalled: dict[Flow, tuple[Stall, int]], now: int
 ) -> None:
     passed: set[Flow] = set()
-    promised = promised_blocks(state)
+    promised = 0 if state.batch.full else promised_blocks(state)  # no matter then
     for head in state.entitled:
         if obstacle(state, draft.budget, head) is None and fits(state, head, promised):
             promised += _admit(state, draft, head, now)

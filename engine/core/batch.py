@@ -59,6 +59,12 @@ class Batch:
         """The running sequences in slot order."""
         return [s for s in self.sequences if s is not None]
 
+    def at(self, slot: int) -> Sequence:
+        """The sequence in a slot that is in use."""
+        sequence = self.sequences[slot]
+        assert sequence is not None
+        return sequence
+
     def join(self, sequence: Sequence, computed: int) -> int:
         """Give `sequence` a slot; its first `computed` positions are already in its blocks."""
         slot = self._free.pop()

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from engine.core.draft import Bill
 from engine.core.hashing import next_hash
 from engine.core.plan import BoolArray, IntArray, StepPlan, StepResult
 from engine.core.sequence import Sequence
 from engine.core.state import Flight, KernelState
 from engine.core.step_work import learn
-from telemetry.events import Cause, SequenceStarted, ServiceCharged, StepCommitted
+from telemetry.events import Cause, SequenceStarted, StepCommitted
 
 Index = npt.NDArray[np.intp]
 
@@ -32,7 +31,7 @@ def commit(state: KernelState, plan: StepPlan, result: StepResult, now: int) -> 
     valid = batch.epoch[plan.slots] == flight.epochs
     drawn = _drawn(result)
     kept, stopped = _keep(state, plan, valid, drawn)
-    lag = state.lag_tokens + int(plan.counts[~valid].sum())
+    lag = state.lag_tokens + int(plan.counts.dot(~valid))
     state.lag_tokens = 0
     _advance(state, plan, valid, kept)
     _store(state, plan, result, drawn, kept)
@@ -42,10 +41,11 @@ def commit(state: KernelState, plan: StepPlan, result: StepResult, now: int) -> 
     _finish(state, plan, result, valid, stopped, now)
     state.ledger.retire(plan.step)
     _report(state, flight, result, kept, lag, now)
-    state.drain_rate.observe(plan.tokens, result.duration / 1e9)
-    state.cost.observe(result.duration / 1e9, plan.tokens)
-    learn(state, plan, result.duration / 1e9)
-    state.outlook.observe_step(plan, result.duration / 1e9, state.waiting.total.sequences > 0)
+    seconds, positions = result.duration / 1e9, plan.tokens
+    state.drain_rate.observe(positions, seconds)
+    state.cost.observe(seconds, positions)
+    learn(state, plan, seconds)
+    state.outlook.observe_step(plan, seconds, state.waiting.total.sequences > 0)
 
 
 def _land(state: KernelState, plan: StepPlan, result: StepResult) -> Flight:
@@ -58,6 +58,9 @@ def _land(state: KernelState, plan: StepPlan, result: StepResult) -> Flight:
 
 def _drawn(result: StepResult) -> _Drawn:
     counts = result.token_counts
+    if np.maximum.reduce(counts) <= 1:  # nothing was drafted
+        rows = counts.nonzero()[0]
+        return _Drawn(rows, np.zeros(len(rows), np.int32), result.tokens)
     rows = np.repeat(np.arange(len(counts)), counts)
     places = np.arange(len(rows), dtype=np.int32) - np.repeat(np.cumsum(counts) - counts, counts)
     return _Drawn(rows, places.astype(np.int32), result.tokens)
@@ -67,31 +70,35 @@ def _keep(
     state: KernelState, plan: StepPlan, valid: BoolArray, drawn: _Drawn
 ) -> tuple[IntArray, BoolArray]:
     """How many drawn tokens each row keeps, and which rows ended on a stop token."""
-    batch = state.batch
-    slots = plan.slots[drawn.rows]
+    batch, rows = state.batch, drawn.rows
+    slots = plan.slots[rows]
     position = batch.known[slots] + drawn.places  # index of the drawn token in its sequence
-    usable = valid[drawn.rows] & (position < batch.limit[slots])
-    stop = usable & (position >= batch.min_length[slots])
-    stop &= (batch.stops[slots] == drawn.tokens[:, None]).any(axis=1)
-    none = np.iinfo(np.int32).max
-    first_stop = np.full(len(plan.slots), none, np.int32)
-    np.minimum.at(first_stop, drawn.rows[stop], drawn.places[stop])
-    usable &= drawn.places <= first_stop[drawn.rows]
-    kept = np.bincount(drawn.rows[usable], minlength=len(plan.slots)).astype(np.int32)
-    return kept, first_stop < none
+    usable = valid[rows] & (position < batch.limit[slots])
+    stop = (batch.stops[slots] == drawn.tokens[:, None]).any(axis=1)
+    stop &= usable & (position >= batch.min_length[slots])
+    stopped = np.zeros(len(plan.slots), np.bool_)
+    if np.count_nonzero(stop):
+        stopped[rows[stop]] = True
+        first = np.full(len(plan.slots), np.iinfo(np.int32).max, np.int32)
+        np.minimum.at(first, rows[stop], drawn.places[stop])
+        usable &= drawn.places <= first[rows]
+    kept = np.bincount(rows[usable], minlength=len(plan.slots)).astype(np.int32)
+    return kept, stopped
 
 
 def _advance(state: KernelState, plan: StepPlan, valid: BoolArray, kept: IntArray) -> None:
     """Move the counters of rows that still hold their place; rejected drafts roll back."""
     batch = state.batch
-    slots = plan.slots[valid]
-    drafts = plan.drafts[valid]
-    computed = plan.counts[valid] - drafts + np.where(drafts > 0, kept[valid] - 1, 0)
-    batch.computed[slots] = plan.starts[valid] + computed
-    rolled_back = drafts > 0
-    batch.scheduled[slots[rolled_back]] = batch.computed[slots[rolled_back]]
+    slots, counts = plan.slots[valid], plan.counts[valid]
+    batch.computed[slots] = plan.starts[valid] + counts
     batch.pending[slots] -= plan.samples[valid]
-    batch.drafting[slots] -= drafts
+    drafts = plan.drafts[valid]
+    drafted = drafts > 0
+    if np.count_nonzero(drafted):
+        slots = slots[drafted]
+        batch.computed[slots] -= drafts[drafted] - (kept[valid][drafted] - 1)
+        batch.scheduled[slots] = batch.computed[slots]
+        batch.drafting[slots] -= drafts[drafted]
 
 
 def _store(
@@ -101,10 +108,11 @@ def _store(
     batch = state.batch
     keep = drawn.places < kept[drawn.rows]
     rows, places, tokens = drawn.rows[keep], drawn.places[keep], drawn.tokens[keep]
+    if not len(rows):
+        return
     slots = plan.slots[rows]
     position = batch.known[slots] + places
-    if len(position):
-        batch.fit(int(position.max()))
+    batch.fit(int(position.max()))
     batch.tokens[slots, position] = tokens
     batch.known[plan.slots] += kept
     outputs = state.outputs
@@ -119,32 +127,21 @@ def _store(
 
 
 def _bill_output(state: KernelState, flight: Flight, plan: StepPlan, kept: IntArray) -> None:
-    rows = np.flatnonzero(kept)
+    rows = kept.nonzero()[0]
     batch, slots = state.batch, plan.slots[rows]
-    flows, tokens = batch.flow[slots], kept[rows]
-    output = batch.known[slots] - batch.prompt[slots]  # `tokens` included
-    payable = np.clip(output - batch.prepaid[slots], 0, tokens)
-    costs = state.cost.outputs(
-        batch.prompt[slots].astype(np.float64),
-        (output - payable).astype(np.float64),
-        payable.astype(np.float64),
-    )
+    tokens, prompt = kept[rows], batch.prompt[slots]
+    output = batch.known[slots] - prompt  # `tokens` included
+    payable = np.minimum(np.maximum(output - batch.prepaid[slots], 0), tokens)
+    costs = state.cost.outputs(prompt, output - payable, payable)
+    flows = batch.flow[slots]
     tokens_by_flow = np.bincount(flows, weights=tokens)
     cost_by_flow = np.bincount(flows, weights=costs)
-    served = np.flatnonzero(tokens_by_flow)
-    charge, by_index, bills = state.tree.charge, state.tree.by_index, flight.bills
-    for index, drawn, cost in zip(
-        served.tolist(), tokens_by_flow[served].tolist(), cost_by_flow[served].tolist(), strict=True
-    ):
-        flow = by_index[index]
-        assert flow is not None  # a flow with running sequences is never forgotten
-        charge(flow, cost)
-        bill = bills.get(flow)
-        if bill is None:
-            bills[flow] = Bill(output=int(drawn), cost=cost)
-        else:
-            bill.output += int(drawn)
-            bill.cost += cost
+    served = tokens_by_flow.nonzero()[0]
+    by_index = state.tree.by_index
+    receivers = [by_index[index] for index in served.tolist()]
+    charges = cost_by_flow[served].tolist()
+    state.tree.charge_all(receivers, charges)
+    flight.bills.charge_output(receivers, tokens_by_flow[served].astype(int).tolist(), charges)
 
 
 def _seal(state: KernelState, plan: StepPlan, valid: BoolArray) -> None:
@@ -153,8 +150,8 @@ def _seal(state: KernelState, plan: StepPlan, valid: BoolArray) -> None:
         return
     size = state.config.block_size
     full = state.batch.computed[plan.slots] // size
-    crossed = valid & (plan.counts > 0) & (full > plan.starts // size)
-    for row in np.flatnonzero(crossed).tolist():
+    crossed = valid & (full > plan.starts // size)
+    for row in crossed.nonzero()[0].tolist():
         sequence = _at(state, plan, row)
         while sequence.sealed < int(full[row]):
             _seal_next(state, sequence)
@@ -172,7 +169,7 @@ def _seal_next(state: KernelState, sequence: Sequence) -> None:
 
 def _note_first_tokens(state: KernelState, plan: StepPlan, kept: IntArray, now: int) -> None:
     started = state.batch.started
-    for row in np.flatnonzero((kept > 0) & ~started[plan.slots]).tolist():
+    for row in ((kept > 0) & ~started[plan.slots]).nonzero()[0].tolist():
         started[plan.slots[row]] = True
         sequence = _at(state, plan, row)
         sequence.first_token = now
@@ -194,7 +191,7 @@ def _finish(
             state.end(_at(state, plan, row), cause, now, failure.detail)
     batch = state.batch
     full = batch.known[plan.slots] >= batch.limit[plan.slots]
-    for row in np.flatnonzero(valid & (stopped | full)).tolist():
+    for row in (valid & (stopped | full)).nonzero()[0].tolist():
         if row not in result.failures:
             cause = Cause.STOP if stopped[row] else Cause.LENGTH
             state.end(_at(state, plan, row), cause, now)
@@ -209,9 +206,8 @@ def _at(state: KernelState, plan: StepPlan, row: int) -> Sequence:
 def _report(
     state: KernelState, flight: Flight, result: StepResult, kept: IntArray, lag: int, now: int
 ) -> None:
-    plan = flight.plan
-    bills = flight.bills.values()
-    rows = kept > 0
+    plan, bills = flight.plan, flight.bills
+    rows = kept.nonzero()[0]
     state.emit(
         StepCommitted(
             now=now,
@@ -219,11 +215,10 @@ def _report(
             duration=result.duration,
             sequences=tuple(plan.sequences[rows].tolist()),
             output_tokens=tuple(kept[rows].tolist()),
-            prompt_tokens=sum(bill.prompt for bill in bills),
-            recomputed_tokens=sum(bill.rework for bill in bills),
+            prompt_tokens=bills.prompt_tokens,
+            recomputed_tokens=bills.rework_tokens,
             lag_tokens=lag,
         )
     )
-    emit, step = state.events.append, plan.step
-    for flow, bill in flight.bills.items():
-        emit(ServiceCharged(now, step, flow.path, bill.prompt, bill.output, bill.rework, bill.cost))
+    if bills:
+        state.emit(bills.event(plan.step, now))

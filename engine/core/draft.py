@@ -3,12 +3,11 @@
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from engine.core.batch import Batch
+from engine.core.bills import Bills
 from engine.core.plan import IntArray, Join, StepPlan, Transfer
 from engine.core.sequence import Sequence
-from policies.fairness.tree import Flow
 
 
 @dataclass(slots=True)
@@ -35,16 +34,6 @@ class ForkRow:
 
 
 @dataclass(slots=True)
-class Bill:
-    """One flow's account of one step: tokens, and what they cost."""
-
-    prompt: int = 0  # computed for the first time
-    output: int = 0
-    rework: int = 0  # recomputed on this flow's account
-    cost: float = 0.0
-
-
-@dataclass(slots=True)
 class DraftPlan:
     """Collects one step. `budget` is what is left of the step's positions."""
 
@@ -55,9 +44,10 @@ class DraftPlan:
     forks: list[ForkRow] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)  # moves back from the host
     joined: list[Join] = field(default_factory=list)
-    grown: list[tuple[int, int]] = field(default_factory=list)  # (slot, block)
+    grown_slots: list[int] = field(default_factory=list)  # one entry for each of `grown_blocks`
+    grown_blocks: list[int] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
-    bills: dict[Flow, Bill] = field(default_factory=dict)
+    bills: Bills = field(default_factory=Bills)
 
     @property
     def empty(self) -> bool:
@@ -68,44 +58,41 @@ class DraftPlan:
         """Append `blocks` to the block table of a sequence already known to the executor."""
         sequence.blocks.extend(blocks)
         batch.blocks[sequence.slot] += len(blocks)
-        self.grown.extend((sequence.slot, block) for block in blocks)
+        self.grown_slots += [sequence.slot] * len(blocks)
+        self.grown_blocks += blocks
 
     def compose(
         self, step: int, batch: Batch, left: list[int], moves_out: list[Transfer]
     ) -> StepPlan:
         """The finished plan: decode rows in slot order, then prefills, then forks."""
-        slots = _ints(
-            [row.sequence.slot for row in self.prefills],
-            [row.sequence.slot for row in self.forks],
-            first=self.decode_slots,
-        )
         decodes = len(self.decode_slots)
-        rows = len(slots)
-        prefill = slice(decodes, decodes + len(self.prefills))
-        starts = batch.scheduled[slots]
-        counts = np.zeros(rows, np.int32)
-        counts[:decodes] = 1 + self.decode_drafts
-        counts[prefill] = [row.count for row in self.prefills]
-        drafts = np.zeros(rows, np.int32)
-        drafts[:decodes] = self.decode_drafts
-        samples = np.ones(rows, np.bool_)
-        samples[prefill] = [row.samples for row in self.prefills]
-        logits_rows = np.arange(rows, dtype=np.int32)
-        row_of = {id(row): decodes + i for i, row in enumerate(self.prefills)}
-        logits_rows[prefill.stop :] = [row_of[id(fork.parent)] for fork in self.forks]
+        slots, drafts, counts = self.decode_slots, self.decode_drafts, 1 + self.decode_drafts
+        samples = np.ones(decodes + len(self.prefills) + len(self.forks), np.bool_)
+        logits_rows = np.arange(len(samples), dtype=np.int32)
+        if self.prefills:
+            after = decodes + len(self.prefills)
+            none = [0] * len(self.forks)
+            entering = [row.sequence.slot for row in self.prefills]
+            entering += [row.sequence.slot for row in self.forks]
+            slots = _with(slots, entering)
+            counts = _with(counts, [*(row.count for row in self.prefills), *none])
+            drafts = _with(drafts, [0] * len(entering))
+            samples[decodes:after] = [row.samples for row in self.prefills]
+            row_of = {id(row): decodes + i for i, row in enumerate(self.prefills)}
+            logits_rows[after:] = [row_of[id(fork.parent)] for fork in self.forks]
         return StepPlan(
             step=step,
             sequences=batch.ids[slots],
             slots=slots,
-            starts=starts,
+            starts=batch.scheduled[slots],
             counts=counts,
             drafts=drafts,
             samples=samples,
             logits_rows=logits_rows,
             joined=tuple(self.joined),
             left=tuple(left),
-            grown_slots=_ints([slot for slot, _ in self.grown]),
-            grown_blocks=_ints([block for _, block in self.grown]),
+            grown_slots=np.asarray(self.grown_slots, np.int32),
+            grown_blocks=np.asarray(self.grown_blocks, np.int32),
             transfers=(*moves_out, *self.transfers),
             copies=tuple(self.copies),
         )
@@ -123,6 +110,5 @@ def join_of(sequence: Sequence, slot: int) -> Join:
     )
 
 
-def _ints(*parts: list[int], first: npt.NDArray[np.int32] | None = None) -> IntArray:
-    arrays = [np.asarray(part, np.int32) for part in parts]
-    return np.concatenate(arrays if first is None else [first, *arrays])
+def _with(rows: IntArray, more: list[int]) -> IntArray:
+    return np.concatenate([rows, np.asarray(more, np.int32)])

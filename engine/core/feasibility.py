@@ -70,7 +70,6 @@ def spoken_for(state: KernelState, flow: Flow, need: int) -> float:
     held = np.bincount(batch.flow[running], weights=batch.known[running] + 1)
     for index in np.flatnonzero(held).tolist():
         node = state.tree.by_index[index]
-        assert node is not None  # a flow with running sequences is never forgotten
         tenant = _top(state, node)
         wanted[tenant] = wanted.get(tenant, 0.0) + float(held[index])
     assert top.parent is not None  # the root has no flow of its own

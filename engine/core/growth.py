@@ -13,34 +13,30 @@ from telemetry.events import PreemptReason
 
 def plan_decodes(state: KernelState, draft: DraftPlan, now: int) -> None:
     """Give every running sequence that awaits one token its row, and its block where needed."""
-    ready = ready_slots(state)
     while True:
-        slots = np.flatnonzero(ready & (_gap(state) == 1)).astype(np.int32)
+        slots = (ready_slots(state) & (_gap(state) == 1)).nonzero()[0].astype(np.int32)
         drafts = _drafts(state, slots)
         need = _missing_blocks(state, slots, drafts)
-        short = int(need.sum()) - state.ledger.available
-        if short <= state.ledger.pending_release() or short <= 0:
+        short = int(np.add.reduce(need)) - state.ledger.available
+        if short <= 0 or short <= state.ledger.pending_release():
             break
         if not _make_room(state, slots[need > 0], now):
             break
-        ready = ready_slots(state)
-    slots, drafts, need = _affordable(state, slots, drafts, need)
-    for slot, count in zip(slots[need > 0].tolist(), need[need > 0].tolist(), strict=True):
-        sequence = state.batch.sequences[slot]
-        assert sequence is not None  # ready slots are in use
-        draft.grow(sequence, state.ledger.allocate(count), state.batch)
+    if short > 0:
+        slots, drafts, need = _affordable(state, slots, drafts, need)
+    growing = need.nonzero()[0]
+    for slot, count in zip(slots[growing].tolist(), need[growing].tolist(), strict=True):
+        draft.grow(state.batch.at(slot), state.ledger.allocate(count), state.batch)
     draft.decode_slots = slots
     draft.decode_drafts = drafts
-    draft.budget -= len(slots) + int(drafts.sum())
+    draft.budget -= len(slots) + int(np.add.reduce(drafts))
 
 
 def ready_slots(state: KernelState) -> BoolArray:
     """Slots [max_running] whose sequence may be planned now."""
     batch = state.batch
-    waits_for_host = (batch.host_bound & (batch.pending > 0)) | (batch.drafting > 0)
-    ready: BoolArray = (
-        (batch.ids >= 0) & (batch.known + batch.pending < batch.limit) & ~waits_for_host
-    )
+    ready: BoolArray = (batch.ids >= 0) & (batch.known + batch.pending < batch.limit)
+    ready &= ~((batch.host_bound & (batch.pending > 0)) | (batch.drafting > 0))
     if state.stand_back:
         ready &= ~np.isin(batch.flow, [flow.index for flow in state.stand_back])
     return ready
@@ -50,7 +46,7 @@ def make_room_for_someone(state: KernelState, now: int) -> bool:
     """Break a deadlock of half-computed prompts: the one that stands worst gives way."""
     if state.batch.running + len(state.paused) < 2:
         return False
-    slots = np.flatnonzero(state.batch.ids >= 0).astype(np.int32)
+    slots = (state.batch.ids >= 0).nonzero()[0].astype(np.int32)
     return _make_room(state, slots, now)
 
 

@@ -52,13 +52,11 @@ def _draft(state: KernelState, now: int) -> DraftPlan:
 def _bill_decodes(state: KernelState, draft: DraftPlan) -> None:
     """Decode rows cost when their token is committed, except those that end a prompt or rework."""
     batch, slots = state.batch, draft.decode_slots
-    starts = batch.scheduled[slots]
-    billed = (starts < batch.paid[slots]) | (starts < batch.prompt[slots])
+    starts, paid = batch.scheduled[slots], batch.paid[slots]
+    billed = (starts < np.maximum(paid, batch.prompt[slots])).nonzero()[0]
     for slot, start in zip(slots[billed].tolist(), starts[billed].tolist(), strict=True):
-        sequence = batch.sequences[slot]
-        assert sequence is not None  # decode slots are in use
-        bill_slice(state, draft, sequence, start, 1)
-    batch.paid[slots] = np.maximum(batch.paid[slots], starts + 1)
+        bill_slice(state, draft, batch.at(slot), start, 1)
+    batch.paid[slots] = np.maximum(paid, starts + 1)
 
 
 def _launch(state: KernelState, draft: DraftPlan, now: int) -> StepPlan:
@@ -69,10 +67,12 @@ def _launch(state: KernelState, draft: DraftPlan, now: int) -> StepPlan:
     state.host.settle()
     state.batch_is_old = True
     state.next_step += 1
-    batch.scheduled[step.slots] += step.counts
-    batch.pending[step.slots] += step.samples
-    batch.drafting[step.slots] += step.drafts
-    state.flights.append(Flight(step, batch.epoch[step.slots], draft.bills))
+    slots = step.slots
+    batch.scheduled[slots] = step.starts + step.counts
+    batch.pending[slots] += step.samples
+    if state.config.draft_tokens:
+        batch.drafting[slots] += step.drafts
+    state.flights.append(Flight(step, batch.epoch[slots], draft.bills))
     ledger = state.ledger
     state.emit(
         StepPlanned(

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from engine.core.draft import Bill, DraftPlan, ForkRow, PrefillRow, join_of
+from engine.core.draft import DraftPlan, ForkRow, PrefillRow, join_of
 from engine.core.growth import ready_slots
 from engine.core.rework import settle, shares
 from engine.core.sequence import Sequence
@@ -15,11 +15,11 @@ from telemetry.events import SequenceForked
 def plan_prefills(state: KernelState, draft: DraftPlan, now: int) -> None:
     """Give running sequences with several tokens to compute a slice each, by fairness."""
     batch = state.batch
-    ready = ready_slots(state)
-    remaining = batch.known + batch.pending - batch.scheduled
-    slots = np.flatnonzero(ready & (remaining > 1)).tolist()
-    behind = [s for s in (batch.sequences[slot] for slot in slots) if s is not None]
-    behind = [sequence for sequence in behind if sequence.flow not in state.yielding]
+    unfinished = batch.known + batch.pending - batch.scheduled > 1
+    if not np.count_nonzero(unfinished):
+        return
+    slots = (unfinished & ready_slots(state)).nonzero()[0].tolist()
+    behind = [s for s in map(batch.at, slots) if s.flow not in state.yielding]
     behind.sort(key=lambda s: (s.flow.counter, state.waiting.place(s)))
     waiters = state.waiting.total.sequences > 0
     for position, sequence in enumerate(behind, start=1):
@@ -63,7 +63,7 @@ def bill_slice(
     sequence.group.paid = max(sequence.group.paid, min(end, sequence.prompt_length))
     sequence.recomputed += rework
     cost = state.cost.prompt(max(start, paid), max(start, paid) + fresh)
-    charge(state, draft, sequence.flow, cost).prompt += fresh
+    charge(state, draft, sequence.flow, cost, prompt=fresh)
     if rework:
         _bill_rework(state, draft, sequence, start, start + rework)
 
@@ -74,17 +74,23 @@ def _bill_rework(
     for debt, first, last in shares(sequence, start, end):
         cost = state.cost.prompt(first, last)
         payer = sequence.flow if debt is None else debt.payer
-        charge(state, draft, payer, cost).rework += last - first
+        charge(state, draft, payer, cost, rework=last - first)
         if debt is not None:
             settle(state.tree, debt, cost)
 
 
-def charge(state: KernelState, draft: DraftPlan, flow: Flow, cost: float) -> Bill:
-    """Count `cost` against `flow` and put it on its bill of this step."""
+def charge(
+    state: KernelState,
+    draft: DraftPlan,
+    flow: Flow,
+    cost: float,
+    *,
+    prompt: int = 0,
+    rework: int = 0,
+) -> None:
+    """Count `cost` against `flow` and put it, with its tokens, on its bill of this step."""
     state.tree.charge(flow, cost)
-    bill = draft.bills.setdefault(flow, Bill())
-    bill.cost += cost
-    return bill
+    draft.bills.charge(flow, cost, prompt=prompt, rework=rework)
 
 
 def _remaining(state: KernelState, sequence: Sequence) -> int:

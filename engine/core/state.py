@@ -8,9 +8,9 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 
 from engine.core.batch import Batch
+from engine.core.bills import Bills
 from engine.core.blocks import BlockLedger, Hold
 from engine.core.config import KernelConfig
-from engine.core.draft import Bill
 from engine.core.host_pool import HostPool
 from engine.core.outlook import Outlook
 from engine.core.outputs import Finished, OutputBatch
@@ -43,7 +43,7 @@ class Flight:
 
     plan: StepPlan
     epochs: LongArray
-    bills: dict[Flow, Bill]
+    bills: Bills
 
 
 class KernelState:

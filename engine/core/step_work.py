@@ -14,19 +14,19 @@ def work_of(plan: StepPlan) -> StepWork:
     decode = plan.counts == 1
     prefill = plan.counts > 1
     counts, starts = plan.counts[prefill], plan.starts[prefill]
+    decoding = int(np.count_nonzero(decode))
     return StepWork(
         prefill_tokens=int(counts.sum()),
         prefill_context=float((counts * (starts + counts / 2)).sum()),
-        decode_sequences=int(decode.sum()),
-        context_tokens=int(plan.starts[decode].sum()) + int(decode.sum()),
+        decode_sequences=decoding,
+        context_tokens=int(plan.starts.dot(decode)) + decoding,
     )
 
 
 def learn(state: KernelState, plan: StepPlan, seconds: float) -> None:
     """Teach the step-time model a step; of those that only decode, which are many, every fourth."""
-    work = work_of(plan)
-    if seconds > 0 and (work.prefill_tokens or plan.step % 4 == 0):
-        state.step_time.observe(work, seconds)
+    if seconds > 0 and (plan.step % 4 == 0 or np.maximum.reduce(plan.counts) > 1):
+        state.step_time.observe(work_of(plan), seconds)
 
 
 def keep_tpot(state: KernelState, draft: DraftPlan) -> None:
@@ -37,7 +37,7 @@ def keep_tpot(state: KernelState, draft: DraftPlan) -> None:
     slots = draft.decode_slots
     if not len(slots) or not state.step_time.steps:
         return
-    target = float(state.batch.tpot[slots].min())
+    target = float(np.minimum.reduce(state.batch.tpot[slots]))
     if target == np.inf:
         return
     context = int(state.batch.scheduled[slots].sum()) + len(slots)

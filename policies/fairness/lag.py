@@ -11,10 +11,8 @@ def too_far_ahead(poor: Flow, max_lag: float) -> list[Flow]:
     """
     ahead = []
     for node in poor.upward():
-        parent = node.parent
-        assert parent is not None  # upward() ends below the root
         bound = node.counter + max_lag
-        ahead += [s for s in parent.children.values() if s.counter > bound and s.live]
+        ahead += [s for s in node.above.children.values() if s.counter > bound and s.live]
     return ahead
 
 

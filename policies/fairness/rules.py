@@ -31,7 +31,7 @@ HeadOf = Callable[[Flow], Head]
 Usable = Callable[[Flow], bool]
 
 
-_STANDING = attrgetter("counter", "path")
+_PATH = attrgetter("path")
 
 
 class Rule(Protocol):
@@ -89,9 +89,9 @@ class Counters(_Plain):
     def _descend(self, node: Flow, usable: Usable, head: HeadOf) -> Flow | None:
         if node.own and usable(node):
             return node
-        waiting = [child for child in node.children.values() if child.queued]
+        waiting = list(node.waiting.values())
         while waiting:
-            child = min(waiting, key=_STANDING)
+            child = _least(waiting)
             if self._debt:
                 near = [c for c in waiting if c.counter <= child.counter + self._debt]
                 child = min(near, key=lambda c: (_nearest(c, head), c.counter, c.path))
@@ -102,9 +102,15 @@ class Counters(_Plain):
         return None
 
 
+def _least(flows: list[Flow]) -> Flow:
+    """The one with the smallest counter, of equals the first by path."""
+    least = min([flow.counter for flow in flows])
+    return min([flow for flow in flows if flow.counter == least], key=_PATH)
+
+
 def _nearest(flow: Flow, head: HeadOf) -> int:
     """The nearest deadline of a first waiter at or below `flow`, in ns."""
-    below = [_nearest(child, head) for child in flow.children.values() if child.queued]
+    below = [_nearest(child, head) for child in flow.waiting.values()]
     own = head(flow).deadline if flow.own else None
     return min([*below, NEVER if own is None else own])
 

@@ -44,6 +44,7 @@ class Flow:
         "queued",
         "recent",
         "running",
+        "waiting",
         "weight",
         "window",
     )
@@ -54,6 +55,7 @@ class Flow:
         self.parent = parent
         self.index = -1
         self.children: dict[str, Flow] = {}
+        self.waiting: dict[str, Flow] = {}  # those of `children` that have waiters
         self.counter = 0.0
         self.queued = 0
         self.own = 0
@@ -67,6 +69,12 @@ class Flow:
 
     def __repr__(self) -> str:
         return f"<Flow {'/'.join(self.path)} {self.counter:g}, {self.queued} queued>"
+
+    @property
+    def above(self) -> "Flow":
+        """What it belongs to. Asked of nodes below the root only."""
+        assert self.parent is not None
+        return self.parent
 
     def upward(self) -> Iterator["Flow"]:
         """This node and its ancestors below the root."""
@@ -93,7 +101,7 @@ class FlowTree:
         self._idle: OrderedDict[tuple[str, ...], Flow] = OrderedDict()  # leaves, oldest first
         self._nodes: dict[tuple[str, ...], Flow] = {}
         self._free_indices: list[int] = []
-        self.by_index: list[Flow | None] = []
+        self.by_index: list[Flow] = []  # forgotten ones until their index is given out again
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -149,10 +157,8 @@ class FlowTree:
                 continue
             del self._idle[path]
             del self._nodes[path]
-            self.by_index[flow.index] = None
             self._free_indices.append(flow.index)
-            parent = flow.parent
-            assert parent is not None  # the root is never idle
+            parent = flow.above
             del parent.children[path[-1]]
             if not parent.children and parent.parent is not None and not parent.live:
                 self._idle[parent.path] = parent
@@ -178,19 +184,18 @@ class FlowTree:
         self.version += 1
         flow.own += 1
         for node in flow.upward():
-            if node.queued == 0 and self._lifts:
-                before, after = node.counter, self._entered(node)
-                if after != before:
+            if node.queued == 0:
+                if self._lifts and (after := self._entered(node)) != node.counter:
+                    lifts.append(Lift(node.path, node.counter, after))
                     node.counter = after
-                    lifts.append(Lift(node.path, before, after))
+                node.above.waiting[node.path[-1]] = node
             node.queued += 1
         return lifts
 
     def _entered(self, node: Flow) -> float:
         """The counter of `node` as it starts to wait."""
-        parent = node.parent
-        assert parent is not None  # only nodes below the root are entered
-        waiting = [child.counter for child in parent.children.values() if child.queued]
+        parent = node.above
+        waiting = [child.counter for child in parent.waiting.values()]
         least = min(waiting) if waiting else parent.last_left
         if self._max_lag == inf:
             return max(node.counter, least)
@@ -205,8 +210,9 @@ class FlowTree:
         flow.own -= 1
         for node in flow.upward():
             node.queued -= 1
-            if node.queued == 0 and node.parent is not None:
-                node.parent.last_left = node.counter
+            if node.queued == 0:
+                node.above.last_left = node.counter
+                del node.above.waiting[node.path[-1]]
 
     def start(self, flow: Flow) -> None:
         """A sequence of `flow` entered the batch."""
@@ -225,6 +231,15 @@ class FlowTree:
         while node is not None:  # the root's own counter means nothing
             node.counter += cost / node.weight
             node = node.parent
+
+    def charge_all(self, flows: list[Flow], costs: list[float]) -> None:
+        """The same for many flows at once."""
+        self.version += 1
+        for flow, cost in zip(flows, costs, strict=True):
+            node: Flow | None = flow
+            while node is not None:
+                node.counter += cost / node.weight
+                node = node.parent
 
     @property
     def root(self) -> Flow:

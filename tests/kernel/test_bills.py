@@ -128,7 +128,7 @@ POLICIES = st.builds(
 def check_rework(world: World) -> None:
     """Bills, steps and sequences tell the same amount, to the token, and the right payers."""
     billed: Counter[Flow] = Counter()
-    for event in world.of(ServiceCharged):
+    for event in world.charges():
         billed[event.flow] += event.rework_tokens
     recount = Recount(world.events).rework
     assert +billed == +recount
@@ -170,7 +170,8 @@ def check_counters(world: World) -> None:
     for event in world.events:
         match event:
             case ServiceCharged():
-                expected[event.flow] += event.cost
+                for bill in event.charges():
+                    expected[bill.flow] += bill.cost
             case FlowLifted():
                 expected[event.flow] += event.after - event.before
     for flow in world.scheduler._state.tree:
@@ -230,7 +231,7 @@ def test_whoever_lags_pays_for_the_recompute_it_causes_and_the_victim_does_not()
     assert taken
     assert all(e.billed == ("b",) and e.beneficiary == 5 for e in taken)
     rework = Counter()
-    for event in world.of(ServiceCharged):
+    for event in world.charges():
         rework[event.flow] += event.rework_tokens
     assert rework["b",] == sum(e.tokens_lost for e in taken) > 0
 
@@ -243,7 +244,7 @@ def test_every_block_moved_out_for_somebody_is_moved_back_on_the_record():
         out[event.billed] += event.swapped_blocks
     assert out["b",] > 0
     assert sum(e.swapped_blocks for e in world.of(SequenceAdmitted)) == out.total()
-    assert sum(e.rework_tokens for e in world.of(ServiceCharged)) == 0
+    assert sum(e.rework_tokens for e in world.charges()) == 0
 
 
 def test_the_causer_is_charged_when_it_takes_not_when_the_work_is_done_again():
@@ -260,7 +261,7 @@ def test_the_causer_is_charged_when_it_takes_not_when_the_work_is_done_again():
         before = tree.find(("b",)).counter
         world.step()
     lost = sum(e.tokens_lost for e in world.of(SequencePreempted))
-    own = next(e for e in reversed(world.of(ServiceCharged)) if e.flow == ("b",))
+    own = next(e for e in reversed(world.charges()) if e.flow == ("b",))
     assert tree.find(("b",)).counter == before + lost + own.cost
     assert own.rework_tokens == 0
 
@@ -292,7 +293,7 @@ def test_each_of_two_causers_pays_for_its_own_part():
     take_for("z")
     world.run()
     rework = Counter()
-    for event in world.of(ServiceCharged):
+    for event in world.charges():
         rework[event.flow] += event.rework_tokens
     assert 30 <= half < reached
     assert +rework == {("y",): reached, ("z",): half}
@@ -302,7 +303,7 @@ def test_each_of_two_causers_pays_for_its_own_part():
 def test_what_is_found_in_the_cache_again_is_not_billed():
     world = lagging("recompute", prefix_cache=True)
     lost = sum(e.tokens_lost for e in world.of(SequencePreempted))
-    assert 0 < sum(e.rework_tokens for e in world.of(ServiceCharged)) < lost
+    assert 0 < sum(e.rework_tokens for e in world.charges()) < lost
     check_rework(world)
     check_counters(world)
 
@@ -323,7 +324,7 @@ def test_a_shared_prompt_begun_again_by_a_sibling_is_billed_to_the_causer():
     )
     world.run()
     rework = Counter()
-    for event in world.of(ServiceCharged):
+    for event in world.charges():
         rework[event.flow] += event.rework_tokens
     assert rework["b",] > 0
     assert rework["a",] == 0

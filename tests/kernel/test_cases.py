@@ -21,7 +21,6 @@ from telemetry.events import (
     SequenceForked,
     SequencePreempted,
     SequenceRefused,
-    ServiceCharged,
     StepCommitted,
     StepPlanned,
 )
@@ -140,8 +139,8 @@ def test_the_one_who_grows_pays_for_the_recompute_it_causes():
     preempted = world.of(SequencePreempted)
     assert preempted
     assert all(e.billed == ("a",) for e in preempted if e.sequence == 2)
-    rework = {e.flow: 0 for e in world.of(ServiceCharged)}
-    for event in world.of(ServiceCharged):
+    rework = {e.flow: 0 for e in world.charges()}
+    for event in world.charges():
         rework[event.flow] += event.rework_tokens
     recomputed = sum(e.recomputed_tokens for e in world.of(SequenceEnded))
     assert sum(rework.values()) == recomputed > 0
@@ -344,9 +343,9 @@ def test_choices_share_one_prompt_computed_and_charged_once():
     world.run()
     world.check_idle()
     assert len(world.of(SequenceForked)) == 2
-    assert sum(e.prompt_tokens for e in world.of(ServiceCharged)) == 40
-    assert sum(e.rework_tokens for e in world.of(ServiceCharged)) == 0
-    assert sum(e.output_tokens for e in world.of(ServiceCharged)) == 15
+    assert sum(e.prompt_tokens for e in world.charges()) == 40
+    assert sum(e.rework_tokens for e in world.charges()) == 0
+    assert sum(e.output_tokens for e in world.charges()) == 15
     first = world.of(StepCommitted)[0]
     assert first.sequences == numbers
     texts = [tuple(world.tokens[n]) for n in numbers]
@@ -361,7 +360,7 @@ def test_choices_survive_the_one_that_computes_their_prompt():
     world.run()
     world.check_idle()
     assert [ends(world, n) for n in rest] == [Cause.LENGTH] * 2
-    assert sum(e.prompt_tokens for e in world.of(ServiceCharged)) == 80
+    assert sum(e.prompt_tokens for e in world.charges()) == 80
 
 
 class Failing(SimExecutor):

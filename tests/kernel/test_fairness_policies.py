@@ -14,7 +14,6 @@ from telemetry.events import (
     PreemptMode,
     SequenceAdmitted,
     SequencePreempted,
-    ServiceCharged,
 )
 from tests.kernel.memory import CheckingExecutor
 from tests.kernel.world import VOCABULARY, World, config
@@ -73,10 +72,10 @@ def test_service_is_charged_for_partial_work_too(name):
     (number,) = world.submit("a", 40, 50)
     for _ in range(4):
         world.step()
-    cost = sum(e.cost for e in world.of(ServiceCharged))
+    cost = sum(e.cost for e in world.charges())
     prepaid = {"vtc_oracle": 50}.get(name, 0)
     assert cost == 40 + (0 if prepaid else 2 * 4)
-    assert sum(e.output_tokens for e in world.of(ServiceCharged)) == 4
+    assert sum(e.output_tokens for e in world.charges()) == 4
     assert number in world.tokens
 
 
@@ -90,7 +89,7 @@ def test_two_equal_tenants_share_equally_under_every_cost(cost):
     for _ in range(300):
         world.step()
     served = {"a": 0, "b": 0}
-    for event in world.of(ServiceCharged):
+    for event in world.charges():
         served[event.flow[0]] += event.output_tokens
     assert served["a"] == pytest.approx(served["b"], rel=0.1)
 
@@ -229,7 +228,7 @@ def test_bounded_lag_swaps_when_memory_is_what_blocks():
     assert all(e.mode is PreemptMode.SWAP and e.billed == ("b",) for e in moves)
     moved_out = sum(e.swapped_blocks for e in world.of(SequencePreempted))
     assert sum(e.swapped_blocks for e in world.of(SequenceAdmitted)) == moved_out
-    assert sum(e.rework_tokens for e in world.of(ServiceCharged)) == 0
+    assert sum(e.rework_tokens for e in world.charges()) == 0
 
 
 def lag_in_every_step(world: World, steps: int) -> float:
@@ -322,7 +321,7 @@ def test_cached_prompt_tokens_count_for_their_share():
         world = World(config(policy=PolicyConfig(cached_prompt_cost=share)))
         world.submit("a", prompt, 2)
         world.run()
-        before = sum(e.cost for e in world.of(ServiceCharged))
+        before = sum(e.cost for e in world.charges())
         world.submit("a", prompt, 2)
         world.run()
-        assert sum(e.cost for e in world.of(ServiceCharged)) - before == expected
+        assert sum(e.cost for e in world.charges()) - before == expected

@@ -13,7 +13,6 @@ from telemetry.events import (
     SequenceArrived,
     SequenceEnded,
     SequencePreempted,
-    ServiceCharged,
     Stall,
     StepCommitted,
     StepPlanned,
@@ -217,20 +216,20 @@ def test_a_failed_admission_rolls_everything_back():
     (waits,) = world.submit("b", [*prefix, *range(200, 350)], 5)
     state = world.scheduler._state
     world.step()
-    cached, charged = state.ledger.cached, len(world.of(ServiceCharged))
+    cached, charged = state.ledger.cached, len(world.charges())
     counter = state.tree.find(("b",)).counter
     for _ in range(20):
         world.step()
     assert [e.cause for e in world.of(FlowStalled) if e.sequence == waits] == [Stall.KV_BLOCKS]
     assert waits not in admitted(world)
     assert state.tree.find(("b",)).counter == counter
-    assert all(e.flow == ("a",) for e in world.of(ServiceCharged)[charged:])
+    assert all(e.flow == ("a",) for e in world.charges()[charged:])
     assert state.ledger.cached == cached
     world.run()
     (entry,) = [e for e in world.of(SequenceAdmitted) if e.sequence == waits]
     hits = world.ended[waits].cached_tokens
     assert hits == entry.cached_tokens
-    bill = sum(e.cost for e in world.of(ServiceCharged) if e.flow == ("b",))
+    bill = sum(e.cost for e in world.charges() if e.flow == ("b",))
     assert bill == (48 + 2 * 2) + (0.5 * hits + (198 - hits) + 2 * 5)
 
 

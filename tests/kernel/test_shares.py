@@ -32,7 +32,8 @@ def service_by_step(budget: int) -> np.ndarray:
         row = dict.fromkeys(WEIGHTS, 0.0)
         for event in list(world.events):
             if isinstance(event, ServiceCharged):
-                row[event.flow[0]] += event.prompt_tokens + 2 * event.output_tokens
+                for bill in event.charges():
+                    row[bill.flow[0]] += bill.prompt_tokens + 2 * bill.output_tokens
             elif isinstance(event, SequenceEnded):
                 submit(owner[event.sequence])
         rows.append([row["gold"], row["bronze"]])

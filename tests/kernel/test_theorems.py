@@ -74,8 +74,9 @@ class Service:
                 case SequenceAdmitted() | SequenceEnded():
                     self.waiting[self.owner[event.sequence]].discard(event.sequence)
                 case ServiceCharged():
-                    tokens = PROMPT * event.prompt_tokens + OUTPUT * event.output_tokens
-                    self.served[event.flow[0]] += tokens / self.weights[event.flow[0]]
+                    for bill in event.charges():
+                        tokens = PROMPT * bill.prompt_tokens + OUTPUT * bill.output_tokens
+                        self.served[bill.flow[0]] += tokens / self.weights[bill.flow[0]]
             self._look()
 
     def _look(self) -> None:

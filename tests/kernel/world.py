@@ -14,7 +14,15 @@ from engine.core.scheduler import Scheduler
 from engine.sim.executor import SimExecutor, TokenRule, counting_tokens
 from engine.sim.profile import A10G_LLAMA2_7B, CostProfile
 from telemetry.clock import VirtualClock
-from telemetry.events import Event, SequenceArrived, SequenceEnded, SequenceRefused, StepPlanned
+from telemetry.events import (
+    Charge,
+    Event,
+    SequenceArrived,
+    SequenceEnded,
+    SequenceRefused,
+    ServiceCharged,
+    StepPlanned,
+)
 from telemetry.lineage import Lineage
 
 VOCABULARY = 1000
@@ -137,6 +145,10 @@ class World:
 
     def of(self, kind: type) -> list:
         return [event for event in self.events if isinstance(event, kind)]
+
+    def charges(self) -> list[Charge]:
+        """All bills so far."""
+        return [bill for event in self.of(ServiceCharged) for bill in event.charges()]
 
     def check_idle(self) -> None:
         """Nothing is left over: every arrival ended exactly once and every block came back."""

@@ -171,9 +171,8 @@ def test_running_and_waiting_follow_preemption() -> None:
 
 def test_service_and_tokens_by_tenant() -> None:
     found = fold(
-        ServiceCharged(0, 1, ("gold", "ann"), 30, 2, 1, 34.5),
-        ServiceCharged(0, 2, ("gold", "bob"), 0, 3, 0, 6.0),
-        ServiceCharged(0, 2, ("bronze",), 5, 0, 0, 5.0),
+        ServiceCharged(0, 1, (("gold", "ann"),), (30,), (2,), (1,), (34.5,)),
+        ServiceCharged(0, 2, (("gold", "bob"), ("bronze",)), (0, 5), (3, 0), (0, 0), (6.0, 5.0)),
         ExternalServiceCharged(0, ("gold",), 8.0),
     )
     assert found["prompt_tokens_total", "m", "gold"] == 30
