@@ -185,8 +185,9 @@ class PolicySettings(Section):
     runs of its tasks (`x-run-id`). Tenants always share by weight, so splitting up buys nothing."""
 
     max_lag: Annotated[float, Field(gt=0)] = 1024.0
-    """`fair`: cost units, divided by weight, that a backlogged tenant may fall behind the most
-    served one before running work of that one gives way. Smaller is fairer and moves more KV."""
+    """`fair`: cost units, divided by weight, by which the service of two tenants may differ over
+    any stretch of time in which both have work waiting, a step's charges apart. Whoever is ahead
+    by half of it gives running work up. Smaller is fairer and moves more KV."""
 
     requests_per_minute: Count = 60
     """`rpm`: admissions of one tenant in each minute."""

@@ -31,19 +31,19 @@ def relieve_lag(state: KernelState, now: int) -> None:
     """
     state.stand_back = state.yielding = frozenset()
     state.entitled.clear()
-    if state.max_lag == np.inf or not state.waiting.total.sequences:
+    if state.allowed_lead == np.inf or not state.waiting.total.sequences:
         return
     if state.config.policy.batching == "static" and state.batch_is_old:
         return  # nobody may enter before the batch has ended
     poor = state.next_flow(now)
-    if poor is None or not too_far_ahead(poor, state.max_lag):
+    if poor is None or not too_far_ahead(poor, state.allowed_lead):
         return
-    state.yielding = leaves(too_far_ahead(poor, state.max_lag))
+    state.yielding = leaves(too_far_ahead(poor, state.allowed_lead))
     relief = _Relief(state, now)
     served: set[Flow] = set()
-    while poor is not None and too_far_ahead(poor, state.max_lag):
+    while poor is not None and too_far_ahead(poor, state.allowed_lead):
         if not relief.make_room(poor):
-            state.stand_back = leaves(too_far_ahead(poor, state.max_lag))
+            state.stand_back = leaves(too_far_ahead(poor, state.allowed_lead))
             return
         served.add(poor)
         poor = state.next_flow(now, served)
@@ -83,7 +83,7 @@ class _Relief:
             if self._budget < min(min_chunk, len(head.tokens)):
                 return False
             # fixed beforehand: the bills for the first victims close the gap
-            rich = [f for f in self._rich if lag_of(poor, f) > self._state.max_lag]
+            rich = [f for f in self._rich if lag_of(poor, f) > self._state.allowed_lead]
             first = True
             while (short := self._lacks(head)) is not None:
                 if self._placed and self._taken >= MOST_VICTIMS:

@@ -20,7 +20,7 @@ from engine.core.sequence import Group, Sequence, State
 from engine.core.waiting import WaitingRoom
 from policies.cost import make_cost
 from policies.estimates import DrainRate
-from policies.fairness.rules import Head, lag_bound, make_rule, make_tree
+from policies.fairness.rules import Head, allowed_lead, make_rule, make_tree
 from policies.fairness.tree import Flow, Lift
 from policies.promises import PromiseLedger
 from policies.step_time import StepTimeModel
@@ -55,7 +55,7 @@ class KernelState:
         self.batch = Batch(config.max_running, config.max_context)
         self.rule = make_rule(config.policy.fairness, config.policy.urgency_debt)
         self.tree = make_tree(config.policy.fairness, config.max_flows)
-        self.max_lag = lag_bound(config.policy.fairness)
+        self.allowed_lead = allowed_lead(config.policy.fairness)
         self.cost = make_cost(config.policy.cost)
         self.waiting = WaitingRoom(self.tree, config.policy.ordering)
         self.host = HostPool(config.host_blocks)

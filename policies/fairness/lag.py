@@ -3,15 +3,15 @@
 from policies.fairness.tree import Flow
 
 
-def too_far_ahead(poor: Flow, max_lag: float) -> list[Flow]:
-    """Who has been served more than backlogged `poor` by over `max_lag`, at any level of the tree:
+def too_far_ahead(poor: Flow, allowed_lead: float) -> list[Flow]:
+    """Who has been served more than backlogged `poor` by over `allowed_lead`: siblings, with live work,
 
-    siblings of `poor`, or of what it belongs to, that have live work. Empty while the lag is within
+    of `poor` or of what it belongs to. Empty while the lag is within
     bounds everywhere.
     """
     ahead = []
     for node in poor.upward():
-        bound = node.counter + max_lag
+        bound = node.counter + allowed_lead
         ahead += [s for s in node.above.children.values() if s.counter > bound and s.live]
     return ahead
 

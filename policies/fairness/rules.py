@@ -229,9 +229,12 @@ def make_rule(config: FairnessConfig, urgency_debt: float = 0.0) -> Rule:
 
 def make_tree(config: FairnessConfig, capacity: int) -> FlowTree:
     """A tree for the policy that `config` names."""
-    return FlowTree(capacity, lifts=config.name != "lcf", max_lag=lag_bound(config))
+    return FlowTree(capacity, lifts=config.name != "lcf", allowed_lead=allowed_lead(config))
 
 
-def lag_bound(config: FairnessConfig) -> float:
-    """How far a backlogged flow may lag; inf for policies without a bound."""
-    return config.max_lag if config.name == "fair" else inf
+def allowed_lead(config: FairnessConfig) -> float:
+    """How far ahead of a backlogged flow another may be; inf for policies without a bound.
+
+    Half of `max_lag`: in one window the lead may pass from one to the other.
+    """
+    return config.max_lag / 2 if config.name == "fair" else inf

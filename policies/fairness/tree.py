@@ -87,14 +87,14 @@ class Flow:
 class FlowTree:
     """All flows of one engine. At most `capacity` nodes are remembered; idle ones go first.
 
-    With `lifts`, flows that return from idle are lifted. With a finite `max_lag` they also end up
-    within it of others: no further behind siblings that run, nor ahead of those that wait, for what
+    With `lifts`, flows that return from idle are lifted. With a finite `allowed_lead` they also end
+    up within it of others: no further behind siblings that run, nor ahead of those that wait, for what
     was served while nobody waited is held against nobody.
     """
 
-    def __init__(self, capacity: int, *, lifts: bool = True, max_lag: float = inf) -> None:
+    def __init__(self, capacity: int, *, lifts: bool = True, allowed_lead: float = inf) -> None:
         self._lifts = lifts
-        self._max_lag = max_lag
+        self._allowed_lead = allowed_lead
         self.version = 0  # raised by whatever may change who is next
         self._root = Flow((), 1.0, None)
         self._capacity = capacity
@@ -197,11 +197,11 @@ class FlowTree:
         parent = node.above
         waiting = [child.counter for child in parent.waiting.values()]
         least = min(waiting) if waiting else parent.last_left
-        if self._max_lag == inf:
+        if self._allowed_lead == inf:
             return max(node.counter, least)
         running = [child.counter for child in parent.children.values() if child.running]
-        least = max(least, max(running, default=-inf) - self._max_lag)
-        most = min(waiting, default=inf) + self._max_lag
+        least = max(least, max(running, default=-inf) - self._allowed_lead)
+        most = min(waiting, default=inf) + self._allowed_lead
         return max(least, min(node.counter, most))
 
     def dequeue(self, flow: Flow) -> None:
