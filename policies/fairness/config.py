@@ -19,8 +19,8 @@ NAMES = (
 @dataclass(frozen=True, slots=True)
 class FairnessConfig:
     """`max_lag` (cost units over weight) belongs to `fair`: by how much the service of two flows
-    may differ over any stretch of time in which both are backlogged, a step's charges apart. Whoever
-    is ahead by half of it gives running work up; inf never takes any.
+    may differ over any stretch of time in which both are backlogged, a step's charges apart.
+    Whoever is ahead by half of it gives running work up; inf never takes any.
     `requests_per_minute` belongs to `rpm`, `quantum` (cost units over weight) to `dlpm`, `ageing`
     (seconds of waiting worth one priority level; inf is strict priority) to `priority`.
     """

@@ -4,10 +4,10 @@ from policies.fairness.tree import Flow
 
 
 def too_far_ahead(poor: Flow, allowed_lead: float) -> list[Flow]:
-    """Who has been served more than backlogged `poor` by over `allowed_lead`: siblings, with live work,
+    """Who has been served more than backlogged `poor` by over `allowed_lead`.
 
-    of `poor` or of what it belongs to. Empty while the lag is within
-    bounds everywhere.
+    They are siblings, with live work, of `poor` or of what it belongs to. Empty while the lag is
+    within bounds everywhere.
     """
     ahead = []
     for node in poor.upward():

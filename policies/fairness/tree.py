@@ -88,8 +88,8 @@ class FlowTree:
     """All flows of one engine. At most `capacity` nodes are remembered; idle ones go first.
 
     With `lifts`, flows that return from idle are lifted. With a finite `allowed_lead` they also end
-    up within it of others: no further behind siblings that run, nor ahead of those that wait, for what
-    was served while nobody waited is held against nobody.
+    up within it of others: no further behind siblings that run, nor ahead of those that wait, for
+    what was served while nobody waited is held against nobody.
     """
 
     def __init__(self, capacity: int, *, lifts: bool = True, allowed_lead: float = inf) -> None:
