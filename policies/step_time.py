@@ -75,12 +75,13 @@ class _Piece:
         spread = FORGETTING + float(x @ gain)
         error = 1.0 - float(x @ np.asarray(self.weights))
         self.weights = (np.asarray(self.weights) + gain * (error / spread)).tolist()
-        self.covariance = (self.covariance - np.outer(gain, gain) / spread) / FORGETTING
+        self.covariance -= gain[:, None] * (gain / spread)
+        self.covariance /= FORGETTING
         self._bound()
 
     def _bound(self) -> None:
         """Forgetting inflates directions that no step excites; keep them where they started."""
-        largest = float(np.trace(self.covariance))
+        largest = float(self.covariance.trace())
         if largest > UNSURE * len(SCALES):
             self.covariance *= UNSURE * len(SCALES) / largest
 

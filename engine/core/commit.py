@@ -13,15 +13,22 @@ from engine.core.step_work import learn
 from telemetry.events import Cause, SequenceStarted, StepCommitted
 
 Index = npt.NDArray[np.intp]
+Rows = BoolArray | slice
+ALL = slice(None)  # much quicker than a mask that is true everywhere
 
 
 @dataclass(slots=True)
 class _Drawn:
-    """The step's tokens, one entry each: its row, its place among its row's tokens, its id."""
+    """The step's tokens, one entry each: its row, its slot, its place among its row's tokens, its
+
+    id, and its position in its sequence.
+    """
 
     rows: Index
+    slots: IntArray
     places: IntArray
     tokens: IntArray
+    positions: IntArray
 
 
 def commit(state: KernelState, plan: StepPlan, result: StepResult, now: int) -> None:
@@ -29,11 +36,14 @@ def commit(state: KernelState, plan: StepPlan, result: StepResult, now: int) -> 
     flight = _land(state, plan, result)
     batch = state.batch
     valid = batch.epoch[plan.slots] == flight.epochs
-    drawn = _drawn(result)
+    drawn = _drawn(state, plan, result)
     kept, stopped = _keep(state, plan, valid, drawn)
-    lag = state.lag_tokens + int(plan.counts.dot(~valid))
-    state.lag_tokens = 0
-    _advance(state, plan, valid, kept)
+    lag, state.lag_tokens = state.lag_tokens, 0
+    if np.count_nonzero(valid) == len(valid):
+        _advance(state, plan, ALL, kept)
+    else:
+        lag += int(plan.counts[~valid].sum())
+        _advance(state, plan, valid, kept)
     _store(state, plan, result, drawn, kept)
     _bill_output(state, flight, plan, kept)
     _seal(state, plan, valid)
@@ -56,28 +66,29 @@ def _land(state: KernelState, plan: StepPlan, result: StepResult) -> Flight:
     return state.flights.popleft()
 
 
-def _drawn(result: StepResult) -> _Drawn:
-    counts = result.token_counts
+def _drawn(state: KernelState, plan: StepPlan, result: StepResult) -> _Drawn:
+    counts, known = result.token_counts, state.batch.known
     if np.maximum.reduce(counts) <= 1:  # nothing was drafted
         rows = counts.nonzero()[0]
-        return _Drawn(rows, np.zeros(len(rows), np.int32), result.tokens)
+        slots = plan.slots[rows]
+        return _Drawn(rows, slots, np.zeros(len(rows), np.int32), result.tokens, known[slots])
     rows = np.repeat(np.arange(len(counts)), counts)
-    places = np.arange(len(rows), dtype=np.int32) - np.repeat(np.cumsum(counts) - counts, counts)
-    return _Drawn(rows, places.astype(np.int32), result.tokens)
+    first = np.repeat(np.cumsum(counts) - counts, counts)
+    places = (np.arange(len(rows)) - first).astype(np.int32)
+    slots = plan.slots[rows]
+    return _Drawn(rows, slots, places, result.tokens, known[slots] + places)
 
 
 def _keep(
     state: KernelState, plan: StepPlan, valid: BoolArray, drawn: _Drawn
 ) -> tuple[IntArray, BoolArray]:
     """How many drawn tokens each row keeps, and which rows ended on a stop token."""
-    batch, rows = state.batch, drawn.rows
-    slots = plan.slots[rows]
-    position = batch.known[slots] + drawn.places  # index of the drawn token in its sequence
-    usable = valid[rows] & (position < batch.limit[slots])
-    stop = (batch.stops[slots] == drawn.tokens[:, None]).any(axis=1)
-    stop &= usable & (position >= batch.min_length[slots])
+    batch, rows, slots = state.batch, drawn.rows, drawn.slots
+    usable = valid[rows] & (drawn.positions < batch.limit[slots])
     stopped = np.zeros(len(plan.slots), np.bool_)
-    if np.count_nonzero(stop):
+    stops = batch.stops[slots] == drawn.tokens[:, None]
+    if np.count_nonzero(stops):
+        stop = stops.any(axis=1) & usable & (drawn.positions >= batch.min_length[slots])
         stopped[rows[stop]] = True
         first = np.full(len(plan.slots), np.iinfo(np.int32).max, np.int32)
         np.minimum.at(first, rows[stop], drawn.places[stop])
@@ -86,15 +97,15 @@ def _keep(
     return kept, stopped
 
 
-def _advance(state: KernelState, plan: StepPlan, valid: BoolArray, kept: IntArray) -> None:
+def _advance(state: KernelState, plan: StepPlan, valid: Rows, kept: IntArray) -> None:
     """Move the counters of rows that still hold their place; rejected drafts roll back."""
     batch = state.batch
-    slots, counts = plan.slots[valid], plan.counts[valid]
-    batch.computed[slots] = plan.starts[valid] + counts
+    slots = plan.slots[valid]
+    batch.computed[slots] = plan.starts[valid] + plan.counts[valid]
     batch.pending[slots] -= plan.samples[valid]
     drafts = plan.drafts[valid]
-    drafted = drafts > 0
-    if np.count_nonzero(drafted):
+    if np.count_nonzero(drafts):
+        drafted = drafts > 0
         slots = slots[drafted]
         batch.computed[slots] -= drafts[drafted] - (kept[valid][drafted] - 1)
         batch.scheduled[slots] = batch.computed[slots]
@@ -106,14 +117,16 @@ def _store(
 ) -> None:
     """Write kept tokens into the token rows and into the output batch."""
     batch = state.batch
-    keep = drawn.places < kept[drawn.rows]
-    rows, places, tokens = drawn.rows[keep], drawn.places[keep], drawn.tokens[keep]
+    rows, places, tokens = drawn.rows, drawn.places, drawn.tokens
+    slots, positions = drawn.slots, drawn.positions
+    keep = places < kept[rows]
+    if np.count_nonzero(keep) < len(keep):
+        rows, places, tokens = rows[keep], places[keep], tokens[keep]
+        slots, positions = slots[keep], positions[keep]
     if not len(rows):
         return
-    slots = plan.slots[rows]
-    position = batch.known[slots] + places
-    batch.fit(int(position.max()))
-    batch.tokens[slots, position] = tokens
+    batch.fit(int(np.maximum.reduce(positions)))
+    batch.tokens[slots, positions] = tokens
     batch.known[plan.slots] += kept
     outputs = state.outputs
     base = len(outputs.sequences)
@@ -169,7 +182,10 @@ def _seal_next(state: KernelState, sequence: Sequence) -> None:
 
 def _note_first_tokens(state: KernelState, plan: StepPlan, kept: IntArray, now: int) -> None:
     started = state.batch.started
-    for row in ((kept > 0) & ~started[plan.slots]).nonzero()[0].tolist():
+    silent = ~started[plan.slots]
+    if not np.count_nonzero(silent):
+        return
+    for row in (silent & (kept > 0)).nonzero()[0].tolist():
         started[plan.slots[row]] = True
         sequence = _at(state, plan, row)
         sequence.first_token = now

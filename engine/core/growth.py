@@ -1,6 +1,7 @@
 """Decode rows and the KV blocks they grow into; preemption when there are none left."""
 
 import numpy as np
+import numpy.typing as npt
 
 from engine.core.draft import DraftPlan
 from engine.core.plan import BoolArray, IntArray
@@ -10,22 +11,24 @@ from engine.core.state import KernelState
 from policies.preemption import Candidate, choose_victim
 from telemetry.events import PreemptReason
 
+Rows = npt.NDArray[np.intp]
+
 
 def plan_decodes(state: KernelState, draft: DraftPlan, now: int) -> None:
     """Give every running sequence that awaits one token its row, and its block where needed."""
     while True:
         slots = (ready_slots(state) & (_gap(state) == 1)).nonzero()[0].astype(np.int32)
         drafts = _drafts(state, slots)
-        need = _missing_blocks(state, slots, drafts)
-        short = int(np.add.reduce(need)) - state.ledger.available
+        growing, need = _growth(state, slots, drafts)
+        short = sum(need) - state.ledger.available
         if short <= 0 or short <= state.ledger.pending_release():
             break
-        if not _make_room(state, slots[need > 0], now):
+        if not _make_room(state, slots[growing], now):
             break
     if short > 0:
-        slots, drafts, need = _affordable(state, slots, drafts, need)
-    growing = need.nonzero()[0]
-    for slot, count in zip(slots[growing].tolist(), need[growing].tolist(), strict=True):
+        slots, drafts = _affordable(state, slots, drafts, growing, need)
+        growing, need = _growth(state, slots, drafts)
+    for slot, count in zip(slots[growing].tolist(), need, strict=True):
         draft.grow(state.batch.at(slot), state.ledger.allocate(count), state.batch)
     draft.decode_slots = slots
     draft.decode_drafts = drafts
@@ -67,19 +70,20 @@ def _drafts(state: KernelState, slots: IntArray) -> IntArray:
     return drafts
 
 
-def _missing_blocks(state: KernelState, slots: IntArray, drafts: IntArray) -> IntArray:
+def _growth(state: KernelState, slots: IntArray, drafts: IntArray) -> tuple[Rows, list[int]]:
+    """The rows whose blocks do not hold their next positions, and how many more each needs."""
     batch, size = state.batch, state.config.block_size
-    end = batch.scheduled[slots] + 1 + drafts
-    missing: IntArray = np.maximum(-(-end // size) - batch.blocks[slots], 0)
-    return missing
+    beyond = batch.scheduled[slots] + 1 + drafts - batch.blocks[slots] * size
+    growing = (beyond > 0).nonzero()[0]
+    return growing, (-(-beyond[growing] // size)).tolist()
 
 
 def _affordable(
-    state: KernelState, slots: IntArray, drafts: IntArray, need: IntArray
-) -> tuple[IntArray, IntArray, IntArray]:
+    state: KernelState, slots: IntArray, drafts: IntArray, growing: Rows, need: list[int]
+) -> tuple[IntArray, IntArray]:
     """Leave out rows, last first, whose blocks come free only once a step in flight lands."""
-    fits = (np.cumsum(need) <= state.ledger.available) | (need == 0)
-    return slots[fits], drafts[fits], need[fits]
+    late = growing[np.cumsum(need) > state.ledger.available]
+    return np.delete(slots, late), np.delete(drafts, late)
 
 
 def _make_room(state: KernelState, growers: IntArray, now: int) -> bool:

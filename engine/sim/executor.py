@@ -98,7 +98,7 @@ class SimExecutor:
         foreign = self._ids[slots] != plan.sequences
         unknown = ends - plan.drafts > self._known[slots]
         homeless = ends > self._room[slots]
-        if not (foreign | unknown | homeless).any():
+        if not np.count_nonzero(foreign | unknown | homeless):
             return
         if foreign.any():
             raise PlanError(f"slot {_first(slots, foreign)} holds another sequence")
@@ -109,11 +109,12 @@ class SimExecutor:
     def _draw(self, plan: StepPlan) -> tuple[IntArray, IntArray]:
         """Tokens drawn by each row, and the tokens."""
         counts = plan.samples.astype(np.int32)
-        if plan.samples.all() and not plan.drafts.any():
+        drafted = np.count_nonzero(plan.drafts) > 0
+        if np.count_nonzero(plan.samples) == len(counts) and not drafted:
             known = self._known[plan.slots]
             self._known[plan.slots] = known + 1
             return counts, self._source.draw(plan.slots, known - self._prompt[plan.slots])
-        if plan.drafts.any():
+        if drafted:
             for row in np.flatnonzero(plan.samples & (plan.drafts > 0)).tolist():
                 counts[row] += self._accept(int(plan.sequences[row]), int(plan.drafts[row]))
         slots = np.repeat(plan.slots, counts)
@@ -133,12 +134,12 @@ def shape_of(plan: StepPlan, block_size: int) -> StepShape:
     if decoding < len(counts):
         tokens, context = _prefill(plan, ~decode & (counts > 0))
         ends = ends[decode]
-    out = sum(1 for transfer in plan.transfers if transfer.to_host)
+    out = sum([transfer.to_host for transfer in plan.transfers])
     return StepShape(
         prefill_tokens=tokens,
         prefill_context=context,
         decode_sequences=decoding,
-        context_tokens=int(ends.sum()),
+        context_tokens=int(np.add.reduce(ends)),
         tokens_out=out * block_size,
         tokens_in=(len(plan.transfers) - out) * block_size,
     )
