@@ -225,7 +225,8 @@ class PolicySettings(Section):
 
     tpot_target: Annotated[float, Field(ge=0, le=3600)] = 0.0
     """Seconds per output token that prompts of others may not push running answers beyond: their
-    chunks are cut to fit. 0 sets no target; prompts then take what a step holds."""
+    chunks are cut to fit. 0 sets no target; prompts then take what a step holds. A tenant may have
+    its own (`tenants update --tpot-target-ms`)."""
 
     pause: bool = True
     """Whether work may lose its place in the batch and keep its KV."""

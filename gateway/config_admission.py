@@ -5,8 +5,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from gateway.config_section import Section
-from policies.admission import CHOICES, MODES, AdmissionConfig
+from policies.admission import AdmissionConfig
 from policies.promises import PromiseConfig
+from tenants.choices import CHOICES, MODES
 
 
 class AdmissionSettings(Section):
@@ -15,12 +16,13 @@ class AdmissionSettings(Section):
     mode: Literal[MODES] = "feasible"  # type: ignore[valid-type]
     """`feasible` refuses what is predicted to miss its deadline and looks at nothing else.
     `goodput` also sheds, within a tenant's own share, the requests that cost most, so that more of
-    the others are on time; long prompts pay for that. `accept` refuses nothing for its deadline."""
+    the others are on time; long prompts pay for that. `accept` refuses nothing for its deadline.
+    A tenant may have its own (`tenants update --admission`)."""
 
     on_infeasible: Literal[CHOICES] = "reject"  # type: ignore[valid-type]
     """What becomes of a request that would end after its deadline: refused (`reject`), given a
     shorter output (`degrade`), or taken in for what is done by then (`partial`) or anyway
-    (`accept`)."""
+    (`accept`). A tenant may have its own (`tenants update --on-infeasible`)."""
 
     length_quantile: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """Share of a tenant's outputs that are no longer than what must fit before a deadline."""

@@ -149,6 +149,9 @@ def _request(prepared: Prepared, admission: Admission, domain: str) -> Generatio
         first_token_deadline=admission.deadlines.first_token,
         queue_requests=tenant.queue_requests,
         queue_tokens=tenant.queue_tokens,
+        tpot_target=None if tenant.tpot_target_ms is None else tenant.tpot_target_ms / 1000,
+        admission=tenant.admission,
+        on_infeasible=tenant.on_infeasible,
         claims=admission.comeback.names,
         retry=admission.comeback.retry,
     )

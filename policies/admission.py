@@ -14,18 +14,9 @@ from itertools import accumulate
 from math import inf
 
 from policies.promises import PromiseConfig
+from tenants.choices import CHOICES, MODES, OnInfeasible
 
-MODES = ("accept", "feasible", "goodput")
 MIN_ARRIVALS = 20  # below, no load can be told
-
-
-class OnInfeasible(StrEnum):
-    """What a tenant wants done with a request that would miss its deadline."""
-
-    REJECT = "reject"
-    DEGRADE = "degrade"  # shorten the output until it fits
-    PARTIAL = "partial"  # take it in for as much as is done by the deadline
-    ACCEPT = "accept"  # take it in regardless
 
 
 class Verdict(StrEnum):
@@ -44,9 +35,6 @@ class Ground(StrEnum):
     COMPLETION = "completion"
     DENSITY = "density"
     MEMORY = "memory"
-
-
-CHOICES = tuple(choice.value for choice in OnInfeasible)
 
 
 @dataclass(frozen=True, slots=True)

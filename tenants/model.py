@@ -4,6 +4,8 @@ import math
 import re
 from dataclasses import dataclass, field
 
+from tenants.choices import CHOICES, MODES
+
 INFERENCE = "inference"
 ADMIN = "admin"
 SCOPES = frozenset({INFERENCE, ADMIN})
@@ -12,16 +14,18 @@ _TENANT_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,199}")
 _RESERVED = frozenset({"other"})  # the metrics' label for tenants beyond their cap
 _MIN_WEIGHT, _MAX_WEIGHT = 1e-6, 1e6  # beyond these, ratios of service lose all precision
-_MAX_CAP = 10**12
+_MAX_COUNT = 10**12
 
-_CAPS = (
+COUNTS = (
     "queue_requests",
     "queue_tokens",
     "default_timeout_ms",
     "max_timeout_ms",
     "default_max_tokens",
     "max_max_tokens",
+    "tpot_target_ms",
 )
+_NAMED = {"admission": MODES, "on_infeasible": CHOICES}  # settings, and what they may be
 
 
 class InvalidRecord(ValueError):  # noqa: N818 - reads better without
@@ -34,11 +38,13 @@ class InvalidRecord(ValueError):  # noqa: N818 - reads better without
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Who shares the engine. Every cap is optional: None leaves it to the server's own.
+    """Who shares the engine. What is None is left to the server's own setting.
 
     `weight` is the share relative to other tenants; `queue_requests` and `queue_tokens` cap what
     may wait; timeouts are milliseconds and output caps tokens, each as a default for requests
-    that name none and as a ceiling. `created` is Unix seconds, set by the store.
+    that name none and as a ceiling. `admission` and `on_infeasible` say how its deadlines are
+    judged (see `tenants.choices`), `tpot_target_ms` what its running answers may take for each
+    output token, in milliseconds. `created` is Unix seconds, set by the store.
     """
 
     id: str
@@ -50,6 +56,9 @@ class Tenant:
     max_timeout_ms: int | None = None
     default_max_tokens: int | None = None
     max_max_tokens: int | None = None
+    tpot_target_ms: int | None = None
+    admission: str | None = None
+    on_infeasible: str | None = None
     created: int = 0
 
     def __post_init__(self) -> None:
@@ -57,8 +66,10 @@ class Tenant:
         _check_weight(self.weight)
         if not isinstance(self.disabled, bool):
             raise InvalidRecord("disabled", f"disabled must be true or false, not {self.disabled}")
-        for name in _CAPS:
-            _check_cap(name, getattr(self, name))
+        for name in COUNTS:
+            _check_count(name, getattr(self, name))
+        for name, values in _NAMED.items():
+            _check_named(name, getattr(self, name), values)
         _check_ordered(self, "default_timeout_ms", "max_timeout_ms")
         _check_ordered(self, "default_max_tokens", "max_max_tokens")
 
@@ -90,7 +101,7 @@ class ApiKey:
         for model in sorted(self.models):
             if not _MODEL_ID.fullmatch(model):
                 raise InvalidRecord("models", f"{model!r} is not a model id")
-        _check_cap("expires", self.expires)
+        _check_count("expires", self.expires)
 
     def expired(self, now: int) -> bool:
         """Whether the key has expired at `now` (Unix seconds)."""
@@ -139,11 +150,16 @@ def _check_weight(weight: float) -> None:
         )
 
 
-def _check_cap(name: str, value: int | None) -> None:
+def _check_count(name: str, value: int | None) -> None:
     if value is None:
         return
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MAX_CAP:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MAX_COUNT:
         raise InvalidRecord(name, f"{name} must be a whole number of at least 1, not {value!r}")
+
+
+def _check_named(name: str, value: str | None, values: tuple[str, ...]) -> None:
+    if value is not None and value not in values:
+        raise InvalidRecord(name, f"{name} must be one of {', '.join(values)}, not {value!r}")
 
 
 def _check_ordered(tenant: Tenant, default: str, ceiling: str) -> None:

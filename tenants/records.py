@@ -2,23 +2,14 @@
 
 from collections.abc import Mapping
 
-from tenants.model import ApiKey, Tenant
-
-_COUNTS = (
-    "queue_requests",
-    "queue_tokens",
-    "default_timeout_ms",
-    "max_timeout_ms",
-    "default_max_tokens",
-    "max_max_tokens",
-)
+from tenants.model import COUNTS, ApiKey, Tenant
 
 
 def tenant_fields(tenant: Tenant) -> dict[str, str]:
     """Everything but `created`, which the store sets."""
     fields = {"id": tenant.id, "weight": repr(float(tenant.weight))}
     fields["disabled"] = _flag(tenant.disabled)
-    for name in _COUNTS:
+    for name in (*COUNTS, "admission", "on_infeasible"):
         value = getattr(tenant, name)
         if value is not None:
             fields[name] = str(value)
@@ -31,7 +22,9 @@ def tenant_of(fields: Mapping[str, str]) -> Tenant:
         weight=float(fields["weight"]),
         disabled=fields["disabled"] == "1",
         created=int(fields["created"]),
-        **{name: int(fields[name]) for name in _COUNTS if name in fields},
+        admission=fields.get("admission"),
+        on_infeasible=fields.get("on_infeasible"),
+        **{name: int(fields[name]) for name in COUNTS if name in fields},
     )
 
 

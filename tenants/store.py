@@ -112,7 +112,7 @@ class Store:
         return tuple(tenant_of(record) for _, record in await self._records("wm:tenant:", ids))
 
     async def update_tenant(self, tenant_id: str, **changes: Any) -> Tenant:
-        """Change the named fields of a tenant; None clears a cap.
+        """Change the named fields of a tenant; None leaves it to the server.
 
         Raises NotFound, and InvalidRecord for a field that does not exist or a bad value.
         """

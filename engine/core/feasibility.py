@@ -12,7 +12,6 @@ from policies.admission import (
     Decision,
     Forecast,
     Ground,
-    OnInfeasible,
     Verdict,
     Wish,
     decide,
@@ -22,6 +21,7 @@ from policies.drain import Level, drained_by
 from policies.fairness.tree import Flow
 from telemetry.admission_events import DeadlineInfeasible
 from telemetry.events import Cause
+from tenants.choices import OnInfeasible
 
 SENTENCES = {
     Ground.FIRST_TOKEN: "its first token is predicted in {first:.1f} s and due in {due:.1f} s",

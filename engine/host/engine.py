@@ -28,7 +28,9 @@ MAILBOX_SLACK = 1024  # commands in the mailbox beyond the queue cap before refu
 class GenerationRequest:
     """One gateway call. `prompt` is int32 token ids; deadlines are monotonic nanoseconds.
 
-    A refused caller is known by its `claims` when it comes back, which `retry` says it does.
+    `tpot_target` is seconds per output token; it, `admission` and `on_infeasible` are the tenant's
+    choices, None where it leaves them to the policy. A refused caller is known by its `claims` when
+    it comes back, which `retry` says it does.
     """
 
     lineage: Lineage
@@ -41,6 +43,9 @@ class GenerationRequest:
     first_token_deadline: int | None = None
     queue_requests: int | None = None
     queue_tokens: int | None = None
+    tpot_target: float | None = None
+    admission: str | None = None
+    on_infeasible: str | None = None
     claims: tuple[str, ...] = ()
     retry: bool = False
 
@@ -173,6 +178,9 @@ class Engine:
             first_token_deadline=request.first_token_deadline,
             queue_requests=request.queue_requests,
             queue_tokens=request.queue_tokens,
+            tpot_target=request.tpot_target,
+            admission=request.admission,
+            on_infeasible=request.on_infeasible,
             claims=request.claims,
             retry=request.retry,
         )

@@ -16,33 +16,50 @@ from gateway.cli.common import (
     print_table,
 )
 from gateway.cli.store import with_store
+from tenants.choices import CHOICES, MODES
 
 if TYPE_CHECKING:
     from tenants.model import Tenant
 
-_CAPS = {
+_NUMBERS = {
     "queue_requests": "Requests it may have waiting.",
     "queue_tokens": "Prompt tokens it may have waiting.",
     "default_timeout_ms": "Deadline of a request that names none, in milliseconds.",
     "max_timeout_ms": "Latest deadline a request may name, in milliseconds.",
     "default_max_tokens": "Output tokens of a request that names none.",
     "max_max_tokens": "Most output tokens a request may ask for.",
+    "tpot_target_ms": "Milliseconds per output token that others' prompts leave it.",
 }
+_CHOICES = {
+    "admission": (MODES, "Which of its requests with a deadline are taken in."),
+    "on_infeasible": (CHOICES, "What becomes of a request that would end after its deadline."),
+}
+_SETTINGS = (*_NUMBERS, *_CHOICES)
+_SERVER = "server"  # the word for the server's own choice
 
 
-def _cap_options(*, clearable: bool) -> Callable[[F], F]:
-    """One option for each cap; `clearable` adds 0 as the way back to the server's own."""
+def _options(*, clearable: bool) -> Callable[[F], F]:
+    """One option for each setting; `clearable` adds 0 or `server` as ways back to the server's."""
     hint = "  0 removes it." if clearable else ""
     least = 0 if clearable else 1
+    back = (_SERVER,) if clearable else ()
+    way_back = f"  {_SERVER}: as the server is configured." if clearable else ""
 
     def add(command: F) -> F:
-        for name, text in reversed(_CAPS.items()):
-            option = "--" + name.replace("_", "-")
-            kind = click.IntRange(min=least)
-            command = click.option(option, name, type=kind, metavar="N", help=text + hint)(command)
+        for name, (values, text) in reversed(_CHOICES.items()):
+            kind = click.Choice([*values, *back])
+            command = click.option(_flag(name), name, type=kind, help=text + way_back)(command)
+        for name, text in reversed(_NUMBERS.items()):
+            number = click.IntRange(min=least)
+            option = click.option(_flag(name), name, type=number, metavar="N", help=text + hint)
+            command = option(command)
         return command
 
     return add
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 @click.group()
@@ -53,21 +70,21 @@ def tenants() -> None:
 @tenants.command()
 @click.argument("tenant_id", metavar="TENANT")
 @click.option("--weight", type=float, default=1.0, show_default=True, help="Share of the engine.")
-@_cap_options(clearable=False)
+@_options(clearable=False)
 @config_option
 @json_option
 def create(
-    tenant_id: str, weight: float, config_file: Path | None, as_json: bool, **caps: Any
+    tenant_id: str, weight: float, config_file: Path | None, as_json: bool, **settings: Any
 ) -> None:
     """Add a tenant. It needs a key before it can call: `watermaster keys create TENANT`."""
     from tenants.model import InvalidRecord, Tenant
 
-    settings = load_config(config_file).settings
+    server = load_config(config_file).settings
     try:
-        tenant = Tenant(tenant_id, weight=weight, **caps)
+        tenant = Tenant(tenant_id, weight=weight, **settings)
     except InvalidRecord as error:
         raise CliError(str(error)) from None
-    _report(with_store(settings.store, lambda store: store.create_tenant(tenant)), as_json)
+    _report(with_store(server.store, lambda store: store.create_tenant(tenant)), as_json)
 
 
 @tenants.command("list")
@@ -80,8 +97,8 @@ def list_tenants(config_file: Path | None, as_json: bool) -> None:
     if as_json:
         print_json([_describe(tenant) for tenant in found])
     else:
-        rows = [(t.id, t.weight, t.disabled, *(getattr(t, cap) for cap in _CAPS)) for t in found]
-        print_table(("TENANT", "WEIGHT", "DISABLED", *(cap.upper() for cap in _CAPS)), rows)
+        rows = [(t.id, t.weight, t.disabled, *(getattr(t, s) for s in _SETTINGS)) for t in found]
+        print_table(("TENANT", "WEIGHT", "DISABLED", *(s.upper() for s in _SETTINGS)), rows)
 
 
 @tenants.command()
@@ -98,7 +115,7 @@ def show(tenant_id: str, config_file: Path | None, as_json: bool) -> None:
 @click.argument("tenant_id", metavar="TENANT")
 @click.option("--weight", type=float, help="Share of the engine.")
 @click.option("--enable", is_flag=True, help="Accept the keys of a disabled tenant again.")
-@_cap_options(clearable=True)
+@_options(clearable=True)
 @config_option
 @json_option
 def update(
@@ -107,11 +124,13 @@ def update(
     enable: bool,
     config_file: Path | None,
     as_json: bool,
-    **caps: int | None,
+    **given: int | str | None,
 ) -> None:
     """Change a tenant; a running server follows within a second."""
     changes: dict[str, Any] = {
-        cap: value or None for cap, value in caps.items() if value is not None
+        name: None if value in (0, _SERVER) else value
+        for name, value in given.items()
+        if value is not None
     }
     if weight is not None:
         changes["weight"] = weight

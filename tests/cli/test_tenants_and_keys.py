@@ -49,6 +49,19 @@ def test_a_tenants_life(run: Run) -> None:
     assert table[1].split()[:3] == ["acme", "2.5", "no"]
 
 
+def test_a_tenants_choices_are_made_changed_and_given_back(run: Run) -> None:
+    def choices() -> list[object]:
+        shown = parsed(run("tenants", "show", "acme", "--json"))
+        return [shown[name] for name in ("admission", "on_infeasible", "tpot_target_ms")]
+
+    run("tenants", "create", "acme", "--admission", "goodput", "--tpot-target-ms", "50")
+    assert choices() == ["goodput", None, 50]
+    run("tenants", "update", "acme", "--on-infeasible", "degrade", "--admission", "feasible")
+    assert choices() == ["feasible", "degrade", 50]
+    run("tenants", "update", "acme", "--on-infeasible", "server", "--tpot-target-ms", "0")
+    assert choices() == ["feasible", None, None]
+
+
 def test_a_keys_life(run: Run) -> None:
     run("tenants", "create", "acme")
     made = run("keys", "create", "acme", "--model", "smollm2-135m", "--expires-in", "30d")
@@ -76,6 +89,7 @@ def test_a_keys_life(run: Run) -> None:
         (["tenants", "create", "x", "--weight", "nan"], 1, "error: weight must be a number"),
         (["tenants", "create", "x", "--queue-tokens", "0"], 2, "0 is not in the range x>=1"),
         (["tenants", "update", "x"], 2, "nothing to change"),
+        (["tenants", "create", "x", "--admission", "best"], 2, "'accept', 'feasible', 'goodput'"),
         (["keys", "create", "nobody"], 1, "error: there is no tenant 'nobody'"),
         (["keys", "create", "x", "--expires-in", "soon"], 2, "write 90s, 15m, 12h or 30d"),
         (["keys", "revoke", "0123456789ab"], 1, "error: there is no key '0123456789ab'"),

@@ -14,7 +14,9 @@ import httpx
 import uvicorn
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from engine.core.commands import Submit
 from engine.core.config import KernelConfig
+from engine.core.journal_records import Given, read_record
 from engine.core.plan import Join
 from engine.host.engine import Engine, HostConfig
 from engine.host.worker import AnyExecutor
@@ -111,7 +113,7 @@ class LiveServer:
         self.events = EventLog(100_000)
         self.gateway: Gateway
         self.engine: Engine
-        self._store_url = store_url
+        self.store_url = store_url
         self._limits = limits
         self._host = host
         self._socket = socket.create_server(("127.0.0.1", 0))
@@ -203,6 +205,25 @@ class LiveServer:
         eventually(lambda: len(self.logged(SequenceEnded, request)) >= count)
         return self.logged(SequenceEnded, request)
 
+    def submitted(self, request: str) -> Submit:
+        """What the kernel was asked for a request; needs a command log."""
+        assert self._host.command_log is not None
+        path = self._host.command_log.path
+
+        def find() -> Submit | None:
+            lines = [line for line in path.read_bytes().splitlines(True) if line.endswith(b"\n")]
+            for number, line in enumerate(lines[1:], 2):
+                if request.encode() in line:
+                    record = read_record(line, number)
+                    if isinstance(record, Given) and isinstance(record.command, Submit):
+                        return record.command
+            return None
+
+        eventually(find)
+        submit = find()
+        assert submit is not None
+        return submit
+
     def assert_idle(self) -> None:
         """Nothing runs, every block is back, every slot at the edge is free."""
 
@@ -222,7 +243,7 @@ class LiveServer:
 
     async def _main(self) -> None:
         clock = SystemClock()
-        store = await Store.connect(self._store_url)
+        store = await Store.connect(self.store_url)
         await self._fill(store)
         metrics = MetricsFold(MODEL)
         self.spans = InMemorySpanExporter()
@@ -288,6 +309,7 @@ class LiveServer:
             Tenant("bronze"),
             Tenant("small", queue_requests=1, default_max_tokens=5, max_max_tokens=7),
             Tenant("hasty", default_timeout_ms=200, max_timeout_ms=400),
+            Tenant("choosy", admission="goodput", on_infeasible="degrade", tpot_target_ms=50),
         ):
             await store.create_tenant(tenant)
             self.keys[tenant.id] = (await store.create_key(tenant.id)).raw

@@ -134,6 +134,16 @@ def test_a_tenant_chooses_what_becomes_of_work_that_would_end_late(choice):
         assert events == ([("partial", "completion")] if choice == "partial" else [])
 
 
+def test_tenants_of_one_server_choose_their_own_mode():
+    world = learned(AdmissionConfig(mode="accept"))
+    backlog(world)
+    due = first_token_due(world, 0.5)
+    (careful,) = world.submit("a", 20, 60, admission="feasible", **due)
+    assert cause(world, careful) is Cause.DEADLINE_INFEASIBLE
+    (default,) = world.submit("a", 20, 60, **due)
+    assert default not in world.ended
+
+
 def test_waiting_work_that_became_hopeless_is_given_up_before_its_deadline():
     world = learned(AdmissionConfig(mode="accept"))
     backlog(world)

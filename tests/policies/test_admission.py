@@ -12,12 +12,12 @@ from policies.admission import (
     DensityGate,
     Forecast,
     Ground,
-    OnInfeasible,
     Verdict,
     Wish,
     decide,
     memory_open,
 )
+from tenants.choices import OnInfeasible
 
 SECOND = 1_000_000_000
 # Starts in 2 s, first token in 3 s, ends in 13 s: 100 tokens of 0.1 s.

@@ -28,9 +28,17 @@ def test_refuses_a_bad_weight(weight: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "10", 10**13])
-@pytest.mark.parametrize("name", ["queue_requests", "queue_tokens", "max_timeout_ms"])
+@pytest.mark.parametrize("name", ["queue_requests", "max_timeout_ms", "tpot_target_ms"])
 def test_refuses_a_bad_cap(name: str, value: Any) -> None:
     with pytest.raises(InvalidRecord) as caught:
+        Tenant("gold", **{name: value})
+    assert caught.value.field == name
+
+
+@pytest.mark.parametrize("value", ["", "best", "Goodput", 1, True])
+@pytest.mark.parametrize("name", ["admission", "on_infeasible"])
+def test_refuses_a_choice_that_does_not_exist(name: str, value: Any) -> None:
+    with pytest.raises(InvalidRecord, match="must be one of") as caught:
         Tenant("gold", **{name: value})
     assert caught.value.field == name
 

@@ -23,11 +23,26 @@ async def test_a_tenant_reads_back_as_written(store: Store) -> None:
             max_timeout_ms=4,
             default_max_tokens=5,
             max_max_tokens=6,
+            tpot_target_ms=7,
+            admission="goodput",
+            on_infeasible="degrade",
         )
     )
     assert before <= written.created <= time.time() + 1
     assert written.weight == 3.1
     assert await store.get_tenant("gold") == written
+
+
+async def test_a_tenant_written_before_there_were_choices_leaves_them_to_the_server(
+    store: Store, connection: Connection
+) -> None:
+    old = ["gold", "", "v1", "id", "gold", "weight", "3.0", "disabled", "0", "queue_tokens", "5"]
+    await connection.run("put_tenant", ["wm:tenant:gold", "wm:tenants"], old)
+    tenant = await store.get_tenant("gold")
+    assert (tenant.admission, tenant.on_infeasible, tenant.tpot_target_ms) == (None, None, None)
+    changed = await store.update_tenant("gold", admission="feasible")
+    assert (changed.weight, changed.queue_tokens, changed.admission) == (3.0, 5, "feasible")
+    assert await store.get_tenant("gold") == changed
 
 
 async def test_a_tenant_is_created_once(store: Store) -> None:

@@ -1,0 +1,24 @@
+"""How deadlines may be judged, for a tenant to choose. The policies that do it are elsewhere."""
+
+from enum import StrEnum
+
+
+class AdmissionMode(StrEnum):
+    """Which requests with a deadline are worth taking in."""
+
+    ACCEPT = "accept"  # all of them
+    FEASIBLE = "feasible"  # those predicted to keep it
+    GOODPUT = "goodput"  # of those, the ones that cost little enough for most to be on time
+
+
+class OnInfeasible(StrEnum):
+    """What a tenant wants done with a request that would miss its deadline."""
+
+    REJECT = "reject"
+    DEGRADE = "degrade"  # shorten the output until it fits
+    PARTIAL = "partial"  # take it in for as much as is done by the deadline
+    ACCEPT = "accept"  # take it in regardless
+
+
+MODES = tuple(mode.value for mode in AdmissionMode)
+CHOICES = tuple(choice.value for choice in OnInfeasible)
