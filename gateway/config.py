@@ -13,18 +13,17 @@ from pydantic import Field, field_validator, model_validator
 
 from engine.core.config import KernelConfig
 from gateway.config_admission import AdmissionSettings
-from gateway.config_section import Count, Seconds, Section
+from gateway.config_model import ModelSettings
+from gateway.config_section import Count, File, Folder, Seconds, Section, Text
 from gateway.flows import DOMAINS
 from policies.config import ORDERINGS, PREEMPTIONS, PolicyConfig
 from policies.cost import NAMES as COSTS
 from policies.cost import CostConfig
 from policies.fairness.config import NAMES as FAIRNESS
 from policies.fairness.config import FairnessConfig
+from tenants.choices import AUTO, OnInfeasible
 
 Cost = Annotated[float, Field(ge=0, le=1e6)]
-Text = Annotated[str, Field(min_length=1)]
-File = Annotated[Path, Field(strict=False)]  # TOML knows no paths; a string is meant
-Folder = File
 
 
 class ServerSettings(Section):
@@ -65,30 +64,6 @@ class ServerSettings(Section):
 
     drain_grace: Annotated[float, Field(ge=0, le=3600)] = 30.0
     """Seconds that running work may go on after SIGTERM before it is ended."""
-
-
-class ModelSettings(Section):
-    """The model that is served."""
-
-    id: Text = "smollm2-135m"
-    """The name under which callers ask for the model."""
-
-    source: Text = "smollm2-135m"
-    """An installed model (`watermaster model list`), a folder in Hugging Face layout, or a .gguf
-    file."""
-
-    cache: Folder | None = None
-    """Folder of installed models. Absent: `~/.cache/watermaster`."""
-
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the model runs; `auto` takes a GPU when there is one."""
-
-    dtype: Literal["auto", "bf16", "fp32"] = "auto"
-    """Number format of weights and KV cache; `auto` is bf16 where the machine multiplies it
-    natively, and fp32 elsewhere."""
-
-    threads: Annotated[int, Field(ge=0, le=1024)] = 0
-    """CPU threads of the forward pass; 0 is torch's own choice, one for each core."""
 
 
 class KernelSettings(Section):
@@ -317,6 +292,8 @@ class LogSettings(Section):
 
 
 class Settings(Section):
+    """All sections. Some choices only make sense together."""
+
     server: ServerSettings = ServerSettings()
     model: ModelSettings = ModelSettings()
     kernel: KernelSettings = KernelSettings()
@@ -326,3 +303,14 @@ class Settings(Section):
     store: StoreSettings = StoreSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     log: LogSettings = LogSettings()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Settings":
+        model = self.model
+        if AUTO in (model.id, model.fallback_id):
+            raise ValueError(f"model.id and model.fallback_id must not be {AUTO!r}")
+        if model.fallback is not None and model.id == model.fallback_id:
+            raise ValueError(f"model.id and model.fallback_id must differ, and are {model.id!r}")
+        if model.fallback is None and self.admission.on_infeasible == OnInfeasible.ROUTE:
+            raise ValueError("admission.on_infeasible is route, but model.fallback names no model")
+        return self

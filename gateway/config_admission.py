@@ -21,8 +21,9 @@ class AdmissionSettings(Section):
 
     on_infeasible: Literal[CHOICES] = "reject"  # type: ignore[valid-type]
     """What becomes of a request that would end after its deadline: refused (`reject`), given a
-    shorter output (`degrade`), or taken in for what is done by then (`partial`) or anyway
-    (`accept`). A tenant may have its own (`tenants update --on-infeasible`)."""
+    shorter output (`degrade`), taken in for what is done by then (`partial`) or anyway
+    (`accept`), or asked of `model.fallback` (`route`). A tenant may have its own
+    (`tenants update --on-infeasible`)."""
 
     length_quantile: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """Share of a tenant's outputs that are no longer than what must fit before a deadline."""

@@ -175,7 +175,7 @@ def _describe(name: str, detail: ErrorDetails) -> str:
     message = detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     message = message.partition(", unable to parse")[0]
     if detail["type"] == "value_error":  # ours; it says what may be said about the value
-        return f"{name}: {message}"
+        return f"{name}: {message}" if name else message
     return f"{name} {message}, not {detail['input']!r}"
 
 

@@ -1,11 +1,15 @@
 """What the sections of the configuration have in common."""
 
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, le=3600)]
+Text = Annotated[str, Field(min_length=1)]
+File = Annotated[Path, Field(strict=False)]  # TOML knows no paths; a string is meant
+Folder = File
 
 
 class Section(BaseModel):

@@ -31,9 +31,13 @@ class Explain:
         principal = await authenticate(request.headers, gateway.authenticator, INFERENCE)
         name = check_id("request", request.path_params["request"], Reason.INVALID_VALUE)
         tenant = principal.tenant.id
-        waterfalls = await gateway.workers.run(
-            tenant, find_and_explain, gateway.history.events(), tenant, name
-        )
+        waterfalls = [
+            waterfall
+            for model in gateway.models.values()
+            for waterfall in await gateway.workers.run(
+                tenant, find_and_explain, model.history.events(), tenant, name
+            )
+        ]
         if not waterfalls:
             raise ApiError(
                 Reason.NOT_FOUND, f"No call {name!r} of yours is known, or not any more."

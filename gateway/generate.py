@@ -13,6 +13,7 @@ from gateway.choices import Delta
 from gateway.errors import ApiError, Reason
 from gateway.schema import ChatRequest, CompletionRequest
 from gateway.state import ServedModel
+from tenants.choices import AUTO
 from tenants.model import Principal, Tenant
 
 Request = ChatRequest | CompletionRequest
@@ -61,7 +62,13 @@ def prepare(
 ) -> Prepared:
     """Parse, check and tokenise. Raises ApiError 400 or 404."""
     request = shape.parse(body)
-    model = find_model(request.model, principal, models)
+    return prepare_for(find_model(request.model, principal, models), shape, request, principal)
+
+
+def prepare_for(
+    model: ServedModel, shape: Shape[RequestT], request: RequestT, principal: Principal
+) -> Prepared:
+    """Check and tokenise a parsed request for `model`. Raises ApiError 400."""
     _check_output_limit(request, model, principal.tenant)
     _check_token_ids(request, model.codec.vocab_size)
     try:
@@ -79,9 +86,12 @@ def prepare(
 def find_model(
     model_id: str, principal: Principal, models: Mapping[str, ServedModel]
 ) -> ServedModel:
-    """One answer for a model that does not exist and for one that the key may not use."""
-    model = models.get(model_id)
-    if model is None or not principal.key.allows_model(model_id):
+    """The model of that id; `auto` is the preferred one.
+
+    One answer for a model that does not exist and for one that the key may not use.
+    """
+    model = next(iter(models.values())) if model_id == AUTO else models.get(model_id)
+    if model is None or not principal.key.allows_model(model.id):
         raise ApiError(
             Reason.MODEL_NOT_FOUND,
             f"The model {model_id[:256]!r} does not exist or is not yours to use.",

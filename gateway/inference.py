@@ -5,9 +5,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from engine.host.engine import Engine, GenerationRequest
-from engine.host.generation import Generation
-from engine.host.worker import EngineState
+from engine.host.engine import GenerationRequest
 from gateway.answer import Answer
 from gateway.auth import authenticate
 from gateway.body import read_body
@@ -20,6 +18,7 @@ from gateway.generate import Prepared, Shape, prepare
 from gateway.hangup import Hangup
 from gateway.lineage import read_ids
 from gateway.returns import Return, read_return
+from gateway.routing import Router
 from gateway.sse import EventStream, StalledError
 from gateway.state import Gateway
 from telemetry import semconv
@@ -46,6 +45,7 @@ class Inference:
     def __init__(self, gateway: Gateway, shape: Shape[Any]) -> None:
         self._gateway = gateway
         self._shape = shape
+        self._router = Router(shape, gateway.workers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gateway, call = self._gateway, Call.of(scope)
@@ -98,17 +98,17 @@ class Inference:
         send: Send,
     ) -> None:
         request = _request(prepared, admission, self._gateway.limits.domain)
-        _describe(trace, prepared, request)
-        generation = self._generate(prepared.model.engine, request)
+        placed = await self._router.place(prepared, request, admission.principal, hangup)
+        prepared, generation = placed.prepared, placed.generation
+        _describe(trace, prepared, placed.request)
         trace.follow(generation.sequences)
-        clock, history = self._gateway.clock, self._gateway.history
+        clock, history = self._gateway.clock, prepared.model.history
         received = Call.of(scope).arrived
         history.record(CallSubmitted(clock.now(), received, request.lineage, generation.sequences))
         created = clock.wall() // NANOSECONDS
         answer = Answer(self._shape, prepared, generation, created)
         failure: Row | None = None
         try:
-            hangup.cancels(generation)
             failure = await self._write(answer, prepared.request.stream, send)
         except StalledError:
             generation.cancel(Cause.SLOW_READER)
@@ -120,11 +120,6 @@ class Inference:
             generation.cancel(Cause.DISCONNECTED)
             history.record(CallAnswered(clock.now(), generation.sequences))
         trace.finish(200, error=failure.code if failure else None, attributes=answer.attributes())
-
-    def _generate(self, engine: Engine, request: GenerationRequest) -> Generation:
-        if engine.status().state in (EngineState.STARTING, EngineState.RESTARTING):
-            raise ApiError(Reason.ENGINE_NOT_READY)
-        return engine.generate(request)
 
     async def _write(self, answer: Answer, stream: bool, send: Send) -> Row | None:
         """Write the answer; returns what a stream failed of in-band, if it did."""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from engine.host.engine import Engine
 
@@ -29,29 +29,45 @@ class Signals:
             self._loop.remove_signal_handler(number)
 
 
-async def until_over(engine: Engine, signals: Signals, announce: Callable[[], None]) -> int:
-    """Wait for a signal (returns 0) or for the engine to fail for good (returns 1)."""
-    failed = asyncio.create_task(engine.failed())
+async def until_over(
+    engines: Iterable[Engine], signals: Signals, announce: Callable[[], None]
+) -> int:
+    """Wait for a signal (returns 0) or for an engine to fail for good (returns 1)."""
+    failures = [asyncio.create_task(engine.failed()) for engine in engines]
     signalled = asyncio.create_task(signals.first.wait())
-    ready = asyncio.create_task(engine.ready())
+    ready = asyncio.create_task(_all_ready(engines))
     try:
-        await asyncio.wait({failed, signalled, ready}, return_when=asyncio.FIRST_COMPLETED)
+        ends = {*failures, signalled}
+        await asyncio.wait({*ends, ready}, return_when=asyncio.FIRST_COMPLETED)
         if ready.done() and ready.exception() is None:
             announce()
-            await asyncio.wait({failed, signalled}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if signals.first.is_set():
             return 0
-        logger.error("the engine is beyond recovery, so the server ends: %s", await failed)
+        await asyncio.wait(failures, return_when=asyncio.FIRST_COMPLETED)
+        reasons = "; ".join(task.result() for task in failures if task.done())
+        logger.error("the engine is beyond recovery, so the server ends: %s", reasons)
         return 1
     finally:
-        for task in (failed, signalled, ready):
+        for task in (*failures, signalled, ready):
             task.cancel()
 
 
-async def drain(engine: Engine, signals: Signals, grace: float) -> None:
-    """Stop the engine; a second signal cuts the grace period short."""
+async def _all_ready(engines: Iterable[Engine]) -> None:
+    for engine in engines:
+        await engine.ready()
+
+
+async def _stop(engines: Iterable[Engine], grace: float) -> None:
+    async with asyncio.TaskGroup() as group:
+        for engine in engines:
+            group.create_task(engine.stop(grace))
+
+
+async def drain(engines: Iterable[Engine], signals: Signals, grace: float) -> None:
+    """Stop the engines; a second signal cuts the grace period short."""
     logger.info("draining: no new work, and running work ends within %g s", grace)
-    stopping = asyncio.create_task(engine.stop(grace))
+    stopping = asyncio.create_task(_stop(engines, grace))
     cut = asyncio.create_task(signals.second.wait())
     await asyncio.wait({stopping, cut}, return_when=asyncio.FIRST_COMPLETED)
     cut.cancel()
@@ -60,4 +76,4 @@ async def drain(engine: Engine, signals: Signals, grace: float) -> None:
         return
     logger.warning("told to stop again: ending what still runs")
     stopping.cancel()
-    await engine.stop(0)
+    await _stop(engines, 0)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.runtime.store import ModelStore
-from gateway.config import KernelSettings, ModelSettings
+from gateway.config import KernelSettings
+from gateway.config_model import ModelSettings
 
 if TYPE_CHECKING:
     import torch
@@ -60,9 +61,15 @@ def find_model(settings: ModelSettings) -> ModelSource:
 
 
 def kernel_config(
-    source: ModelSource, settings: KernelSettings, policy: "PolicyConfig | None" = None
+    source: ModelSource,
+    settings: KernelSettings,
+    policy: "PolicyConfig | None" = None,
+    engines: int = 1,
 ) -> "KernelConfig":
-    """Sizes and limits of the engine, with as many KV blocks as memory and use allow."""
+    """Sizes and limits of the engine, with as many KV blocks as memory and use allow.
+
+    `engines` of them share the memory.
+    """
     model = source.config
     sized = settings.to_config(vocab_size=model.vocab_size, model_context=model.context_length)
     block_bytes = 2 * model.num_layers * model.kv_size * settings.block_size * source.dtype.itemsize
@@ -70,7 +77,7 @@ def kernel_config(
         memory = settings.kv_memory
     else:
         useful = settings.max_running * -(-sized.max_context // settings.block_size)
-        memory = min(_memory_for_kv(source), useful * block_bytes)
+        memory = min(_memory_for_kv(source) // engines, useful * block_bytes)
     return settings.to_config(
         policy,
         host_blocks=settings.host_memory // block_bytes,

@@ -47,7 +47,12 @@ def _refused(name: str, note: str, *neutral: Any) -> Parameter:
 
 
 # What both endpoints share.
-_MODEL = _honoured("model", "Required: one of `GET /v1/models`.", nullable=False)
+_MODEL = _honoured(
+    "model",
+    "Required: one of `GET /v1/models`, or `auto`: the first of these, or its fallback where that "
+    "keeps a deadline.",
+    nullable=False,
+)
 _SAMPLING = (
     _honoured("temperature", "0 to 2, default 1; 0 is greedy."),
     _honoured("top_p", "0 to 1, default 1."),

@@ -18,15 +18,17 @@ import uvloop
 
 from engine.host.command_log import CommandLogConfig
 from engine.host.engine import Engine, HostConfig
+from engine.host.registry import EngineRegistry
 from engine.runtime.text.codec import TextCodec
 from gateway import logs
 from gateway.app import build_app
-from gateway.config import EngineSettings, ServerSettings, Settings
+from gateway.config import ServerSettings, Settings
 from gateway.config_docs import hide_password
+from gateway.config_model import ModelSettings
 from gateway.http_protocol import ConnectionLimits, bounded
 from gateway.lifecycle import Signals, drain, until_over
 from gateway.model_source import ModelSource, executor_factory, find_model, kernel_config
-from gateway.observers import Observers
+from gateway.observers import Observer, Observers
 from gateway.state import EdgeLimits, Gateway, ServedModel
 from gateway.store_access import open_store
 from telemetry.clock import Clock, SystemClock
@@ -62,72 +64,109 @@ def run(settings: Settings, listener: socket.socket) -> int:
 async def _run(settings: Settings, listener: socket.socket) -> int:
     signals = Signals()
     async with open_store(settings.store) as store:
-        source = await asyncio.to_thread(find_model, settings.model)
-        codec = await asyncio.to_thread(TextCodec.load, source.path)
         clock = SystemClock()
-        observers = Observers(settings, clock)
-        engine = _build_engine(settings, source, clock, observers)
+        observers = Observers(settings.telemetry, clock)
+        models = await _build_models(settings, clock, observers)
+        engines = EngineRegistry()
+        for model in models:
+            engines.add(model.engine)
         gateway = Gateway(
-            models={engine.name: _served(engine, codec)},
+            models={model.id: model for model in models},
             authenticator=Authenticator(store, clock),
             clock=clock,
             metrics=observers.metrics,
             tracing=observers.tracing,
-            history=observers.history,
             limits=_edge_limits(settings.server, settings.policy.domain),
         )
         http = _http_server(settings.server, gateway)
         serving = asyncio.create_task(http.serve([listener]))
-        logger.info("loading %s as %s on %s", source.path, source.dtype, source.device)
-        engine.start()
+        for engine in engines:
+            engine.start()
         try:
-            code = await until_over(engine, signals, lambda: _announce(settings, engine, listener))
+            code = await until_over(engines, signals, lambda: _announce(settings, models, listener))
             gateway.draining = True
-            await drain(engine, signals, settings.server.drain_grace)
+            await drain(engines, signals, settings.server.drain_grace)
         finally:
             http.should_exit = True
             await serving
             gateway.close()
-            observers.pump.flush()
+            observers.flush()
             await asyncio.to_thread(observers.tracing.close)
     logger.info("stopped")
     return code
 
 
+async def _build_models(
+    settings: Settings, clock: Clock, observers: Observers
+) -> list[ServedModel]:
+    """The preferred model first."""
+    first, second = settings.model, settings.model.of_fallback()
+    if second is None:
+        return [await _build_model(settings, first, clock, observers)]
+    # Both look at the memory that is free now, so each takes half of what it would alone.
+    fallback = await _build_model(settings, second, clock, observers, engines=2)
+    preferred = await _build_model(settings, first, clock, observers, fallback, engines=2)
+    return [preferred, fallback]
+
+
+async def _build_model(
+    settings: Settings,
+    model: ModelSettings,
+    clock: Clock,
+    observers: Observers,
+    fallback: ServedModel | None = None,
+    engines: int = 1,
+) -> ServedModel:
+    source = await asyncio.to_thread(find_model, model)
+    codec = await asyncio.to_thread(TextCodec.load, source.path)
+    logger.info("loading %s as %s on %s", source.path, source.dtype, source.device)
+    observer = observers.of(model.id)
+    engine = _build_engine(settings, model, source, clock, observer, engines)
+    return ServedModel(
+        id=engine.name,
+        engine=engine,
+        codec=codec,
+        history=observer.history,
+        context=engine.status().config.max_context,
+        created=int(time.time()),
+        fallback=fallback,
+    )
+
+
 def _build_engine(
-    settings: Settings, source: ModelSource, clock: Clock, observers: Observers
+    settings: Settings,
+    model: ModelSettings,
+    source: ModelSource,
+    clock: Clock,
+    observer: Observer,
+    engines: int,
 ) -> Engine:
-    kernel = kernel_config(source, settings.kernel, settings.policy.to_config(settings.admission))
+    policy = settings.policy.to_config(settings.admission)
+    kernel = kernel_config(source, settings.kernel, policy, engines)
     return Engine(
-        settings.model.id,
+        model.id,
         kernel,
-        executor_factory(source, kernel, settings.model.threads),
+        executor_factory(source, kernel, model.threads),
         clock,
         host=HostConfig(
             max_restarts=settings.engine.max_restarts,
             step_timeout=settings.engine.step_timeout,
             share_prefixes=settings.engine.share_prefixes,
-            command_log=_command_log(settings.engine),
+            command_log=_command_log(settings, model),
         ),
         salt=(source.revision,),
-        on_events=observers.pump.post,
+        on_events=observer.pump.post,
     )
 
 
-def _command_log(settings: EngineSettings) -> CommandLogConfig | None:
-    if settings.command_log is None:
+def _command_log(settings: Settings, model: ModelSettings) -> CommandLogConfig | None:
+    """The fallback's stands beside the preferred model's, under its own name."""
+    path = settings.engine.command_log
+    if path is None:
         return None
-    return CommandLogConfig(settings.command_log, settings.command_log_bytes)
-
-
-def _served(engine: Engine, codec: TextCodec) -> ServedModel:
-    return ServedModel(
-        id=engine.name,
-        engine=engine,
-        codec=codec,
-        context=engine.status().config.max_context,
-        created=int(time.time()),
-    )
+    if model is not settings.model:
+        path = path.with_name(f"{path.stem}-{model.id}{path.suffix}")
+    return CommandLogConfig(path, settings.engine.command_log_bytes)
 
 
 def _edge_limits(settings: ServerSettings, domain: str) -> EdgeLimits:
@@ -161,15 +200,15 @@ def _http_server(settings: ServerSettings, gateway: Gateway) -> HttpServer:
     return HttpServer(config)
 
 
-def _announce(settings: Settings, engine: Engine, listener: socket.socket) -> None:
+def _announce(settings: Settings, models: list[ServedModel], listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
-    kernel = engine.status().config
+    kernel = models[0].engine.status().config
     logger.info(
         "ready on http://%s:%d",
         f"[{host}]" if ":" in host else host,
         port,
         extra={
-            "model": engine.name,
+            "model": ",".join(model.id for model in models),
             "kv_tokens": kernel.num_blocks * kernel.block_size,
             "context": kernel.max_context,
             "store": hide_password(settings.store.url) or str(settings.store.data_dir),

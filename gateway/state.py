@@ -30,25 +30,32 @@ class EdgeLimits:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model under the id callers use. `context` is prompt plus output, in tokens."""
+    """A model under the id callers use. `context` is prompt plus output, in tokens.
+
+    `fallback` is what may be asked instead when this one cannot meet a deadline.
+    """
 
     id: str
     engine: Engine
     codec: TextCodec
+    history: History
     context: int
     created: int  # Unix seconds
+    fallback: "ServedModel | None" = None
 
 
 @dataclass(slots=True)
 class Gateway:
-    """`metrics` renders the Prometheus page. New work is refused while `draining`."""
+    """`models` are by id, the preferred one first. `metrics` renders the Prometheus page. While
+
+    `draining`, new work is refused.
+    """
 
     models: Mapping[str, ServedModel]
     authenticator: Authenticator
     clock: Clock
     metrics: Callable[[], bytes]
     tracing: Tracing
-    history: History
     limits: EdgeLimits = EdgeLimits()
     draining: bool = False
     slots: Slots = field(init=False)

@@ -8,7 +8,7 @@ for (the memory gate). Times here are seconds from now.
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import accumulate
 from math import inf
@@ -26,6 +26,7 @@ class Verdict(StrEnum):
     DEGRADE = "degrade"
     PARTIAL = "partial"
     REJECT = "reject"
+    ROUTE = "route"  # not here; another engine may be asked
 
 
 class Ground(StrEnum):
@@ -120,7 +121,17 @@ class Decision:
 
 
 def decide(wish: Wish, forecast: Forecast, closed: Ground | None = None) -> Decision:
-    """Admit, admit with less, or reject. `closed` is the goodput gate that did not let it pass."""
+    """Admit, admit with less, reject, or have it routed. `closed` is the goodput gate that did not
+
+    let it pass.
+    """
+    decision = _decide(wish, forecast, closed)
+    if decision.verdict is Verdict.REJECT and wish.on_infeasible == OnInfeasible.ROUTE:
+        return replace(decision, verdict=Verdict.ROUTE)
+    return decision
+
+
+def _decide(wish: Wish, forecast: Forecast, closed: Ground | None) -> Decision:
     cap = wish.max_tokens
     if wish.on_infeasible == OnInfeasible.ACCEPT or not wish.has_deadline:
         return Decision(Verdict.ADMIT, cap)

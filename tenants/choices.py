@@ -18,7 +18,9 @@ class OnInfeasible(StrEnum):
     DEGRADE = "degrade"  # shorten the output until it fits
     PARTIAL = "partial"  # take it in for as much as is done by the deadline
     ACCEPT = "accept"  # take it in regardless
+    ROUTE = "route"  # ask the fallback model
 
 
+AUTO = "auto"  # asked for as a model: the preferred one, or its fallback where a deadline needs it
 MODES = tuple(mode.value for mode in AdmissionMode)
 CHOICES = tuple(choice.value for choice in OnInfeasible)

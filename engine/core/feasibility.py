@@ -53,7 +53,7 @@ def output_cap(
     decision = decide(wish, forecast, closed)
     if decision.ground is not None:
         _report(state, submit, probe, decision, forecast, now)
-    if decision.verdict is Verdict.REJECT:
+    if decision.verdict in (Verdict.REJECT, Verdict.ROUTE):
         raise _refusal(state, probe, wish, forecast, decision, cost)
     return decision.max_tokens
 
@@ -183,9 +183,8 @@ def _refusal(
     )
     wait = _wait(state, probe, wish, forecast, decision.ground, cost)
     hint = None if wait is None else max(1, int(wait * SECOND))
-    return Refusal(
-        Cause.DEADLINE_INFEASIBLE, detail, hint, promise=hint is not None, forecast=forecast
-    )
+    returns = hint is not None and decision.verdict is Verdict.REJECT  # not from another engine
+    return Refusal(Cause.DEADLINE_INFEASIBLE, detail, hint, promise=returns, forecast=forecast)
 
 
 def _wait(

@@ -21,6 +21,7 @@ from telemetry.lineage import Lineage
 
 log = logging.getLogger("watermaster.engine")
 
+NUMBERS = count(1)  # of sequences; no two engines of a process share one, for traces of both
 MAILBOX_SLACK = 1024  # commands in the mailbox beyond the queue cap before refusing
 
 
@@ -92,7 +93,6 @@ class Engine:
         self._salt = salt
         self._events_sink = on_events
         self._streams: dict[int, Generation] = {}
-        self._numbers = count(1)
         self._state = EngineState.STARTING
         self._error = ""
         self._changed = asyncio.Event()
@@ -136,7 +136,7 @@ class Engine:
 
     def generate(self, request: GenerationRequest) -> Generation:
         """Ask for `request.n` choices of a prompt. Refusals arrive as the first output."""
-        numbers = tuple(next(self._numbers) for _ in range(request.n))
+        numbers = tuple(next(NUMBERS) for _ in range(request.n))
         generation = Generation(numbers, self.post, self._host.max_buffered_tokens)
         refusal = self._refusal(request)
         if refusal is not None:

@@ -35,10 +35,15 @@ class Generation:
 
     async def next(self) -> tuple[Output, ...]:
         """Everything pending, oldest first, once there is something; () after the last output."""
-        if self._open and not self._tokens and not self._ended:
-            self._news.clear()
-            await self._news.wait()
+        await self._anything()
         return self._take()
+
+    async def refusal(self) -> Finished | None:
+        """Wait for the first output; how it ended if nothing was generated. Takes nothing."""
+        await self._anything()
+        if self._open or self._tokens:
+            return None
+        return self._ended[self.sequences[0]]
 
     def finish(self, sequence: int, output_tokens: int) -> None:
         """A stop string was found: keep that many tokens and end with Cause.STOP_STRING."""
@@ -63,6 +68,11 @@ class Generation:
         self._open.discard(sequence)
         self._ended[sequence] = finished
         self._news.set()
+
+    async def _anything(self) -> None:
+        if self._open and not self._tokens and not self._ended:
+            self._news.clear()
+            await self._news.wait()
 
     def _take(self) -> tuple[Output, ...]:
         tokens, self._tokens = self._tokens, []

@@ -116,6 +116,24 @@ def test_keys_that_contradict_each_other_are_named() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            '[admission]\non_infeasible = "route"',
+            "admission.on_infeasible is route, but model.fallback names no model",
+        ),
+        (
+            '[model]\nfallback = "x"\nfallback_id = "smollm2-135m"',
+            "model.id and model.fallback_id must differ, and are 'smollm2-135m'",
+        ),
+        ('[model]\nid = "auto"', "model.id and model.fallback_id must not be 'auto'"),
+    ],
+)
+def test_sections_that_contradict_each_other_are_named(text: str, sentence: str) -> None:
+    assert refusal(text) == sentence
+
+
 def test_every_wrong_key_is_named_at_once() -> None:
     assert refusal("[server]\nprt = 1\n[log]\nlevl = 2").count("unknown key") == 2
 

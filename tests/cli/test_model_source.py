@@ -9,7 +9,8 @@ import torch
 
 from engine.runtime.model_config import ModelConfig, RopeScaling
 from gateway import model_source
-from gateway.config import KernelSettings, ModelSettings
+from gateway.config import KernelSettings
+from gateway.config_model import ModelSettings
 from gateway.model_source import ModelSource, ModelSourceError, available_memory, kernel_config
 
 CONFIG = ModelConfig(

@@ -22,7 +22,7 @@ from engine.host.engine import Engine, HostConfig
 from engine.host.worker import AnyExecutor
 from engine.runtime.text.codec import TextCodec
 from engine.sim.executor import SimExecutor
-from engine.sim.profile import LinearProfile
+from engine.sim.profile import StepShape
 from gateway.app import build_app
 from gateway.event_pump import EventPump
 from gateway.history import History
@@ -31,6 +31,7 @@ from gateway.state import EdgeLimits, Gateway, ServedModel
 from policies.admission import AdmissionConfig
 from policies.config import PolicyConfig
 from policies.fairness.config import FairnessConfig
+from policies.promises import PromiseConfig
 from telemetry.clock import SystemClock
 from telemetry.event_log import EventLog
 from telemetry.events import Event, SequenceEnded
@@ -41,15 +42,21 @@ from tenants.model import ADMIN, Tenant
 from tenants.store import Store
 
 MODEL = "sim"
+SMALL = "sim-small"
 CONTEXT = 2048
-# What the edge does is tested with an engine that serves in turn and judges no deadline beforehand:
-# otherwise whether a request waits, runs or is refused would depend on how quick the machine is.
+# What the edge does is tested with an engine that serves in turn, judges no deadline beforehand and
+# holds no places: otherwise whether a request waits, runs or is refused would depend on how quick
+# the machine is.
 PLAIN = PolicyConfig(
     fairness=FairnessConfig(name="vtc"),
-    admission=AdmissionConfig(mode="accept", urgent_steps=0.0, drop_hopeless=False),
+    admission=AdmissionConfig(
+        mode="accept",
+        urgent_steps=0.0,
+        drop_hopeless=False,
+        promises=PromiseConfig(longest=0.0),
+    ),
 )
 HELLO = [{"role": "user", "content": "hi"}]
-INSTANT = LinearProfile(0, 0, 0, 0, 0, 0)
 
 
 def eventually(check: Callable[[], object], seconds: float = 10.0) -> None:
@@ -82,6 +89,9 @@ class Model:
             return stops[0]
         return script[index % len(script)]
 
+    def duration(self, _: StepShape) -> int:
+        return round(self.step_seconds * 1e9)
+
     def advance(self, _: int) -> None:
         self.steps += 1
         self.running.wait()
@@ -101,16 +111,25 @@ class Model:
 
 
 class LiveServer:
-    """Runs in a thread with an event loop of its own."""
+    """Runs in a thread with an event loop of its own. With `fallback` it serves a second model."""
 
     def __init__(
-        self, store_url: str, codec: TextCodec, limits: EdgeLimits, host: HostConfig
+        self,
+        store_url: str,
+        codec: TextCodec,
+        limits: EdgeLimits,
+        host: HostConfig,
+        *,
+        fallback: bool = False,
     ) -> None:
         self.codec = codec
         self.keys: dict[str, str] = {}
         self.model = Model(scripts=[])
         self.model.running.set()
+        self.small = Model(scripts=[])  # the fallback's
+        self.small.running.set()
         self.events = EventLog(100_000)
+        self._with_fallback = fallback
         self.gateway: Gateway
         self.engine: Engine
         self.store_url = store_url
@@ -235,11 +254,9 @@ class LiveServer:
         eventually(lambda: self.gateway.slots.held == 0)
         eventually(idle)
 
-    def executor(self, kernel: KernelConfig) -> AnyExecutor:
+    def executor(self, kernel: KernelConfig, model: Model) -> AnyExecutor:
         """What computes; built on the engine thread."""
-        return SimExecutor(
-            INSTANT, self.model.draw, self.model.advance, block_size=kernel.block_size
-        )
+        return SimExecutor(model, model.draw, model.advance, block_size=kernel.block_size)
 
     async def _main(self) -> None:
         clock = SystemClock()
@@ -254,15 +271,20 @@ class LiveServer:
             pump.flush()
             return metrics.render()
 
-        self.engine = self._engine(pump)
-        served = ServedModel(MODEL, self.engine, self.codec, CONTEXT, 1_700_000_000)
+        served = self._serve(MODEL, self.model, pump, self.events)
+        self.engine = served.engine
+        models = {MODEL: served}
+        if self._with_fallback:
+            log = EventLog(100_000)
+            reads = EventPump((log.extend, self.tracing.apply_all))
+            small = self._serve(SMALL, self.small, reads, log)
+            models = {MODEL: replace(served, fallback=small), SMALL: small}
         self.gateway = Gateway(
-            {MODEL: served},
+            models,
             Authenticator(store, clock),
             clock,
             render,
             self.tracing,
-            History(self.events, pump.flush),
             self._limits,
         )
         config = uvicorn.Config(
@@ -273,18 +295,25 @@ class LiveServer:
             timeout_keep_alive=30,
         )
         self._server = uvicorn.Server(config)
-        self.engine.start()
-        await self.engine.ready()
+        for model in models.values():
+            model.engine.start()
+            await model.engine.ready()
         serving = asyncio.create_task(self._server.serve([self._socket]))
         self._started.set_result(None)
         await serving
-        await self.engine.stop(0)
+        for model in models.values():
+            await model.engine.stop(0)
         self.gateway.close()
         self.tracing.close()
         await store.close()
         self._socket.close()
 
-    def _engine(self, pump: EventPump) -> Engine:
+    def _serve(self, name: str, model: Model, pump: EventPump, log: EventLog) -> ServedModel:
+        engine = self._engine(name, model, pump)
+        history = History(log, pump.flush)
+        return ServedModel(name, engine, self.codec, history, CONTEXT, 1_700_000_000)
+
+    def _engine(self, name: str, model: Model, pump: EventPump) -> Engine:
         kernel = KernelConfig(
             policy=PLAIN,
             num_blocks=1024,
@@ -294,12 +323,12 @@ class LiveServer:
         )
 
         return Engine(
-            MODEL,
+            name,
             kernel,
-            lambda: self.executor(kernel),
+            lambda: self.executor(kernel, model),
             SystemClock(),
             host=self._host,
-            salt=("sim",),
+            salt=(name,),
             on_events=pump.post,
         )
 
@@ -309,10 +338,13 @@ class LiveServer:
             Tenant("bronze"),
             Tenant("small", queue_requests=1, default_max_tokens=5, max_max_tokens=7),
             Tenant("hasty", default_timeout_ms=200, max_timeout_ms=400),
+            Tenant("routed", admission="feasible", on_infeasible="route"),
+            Tenant("strict", admission="feasible"),
             Tenant("choosy", admission="goodput", on_infeasible="degrade", tpot_target_ms=50),
         ):
             await store.create_tenant(tenant)
             self.keys[tenant.id] = (await store.create_key(tenant.id)).raw
+        self.keys["preferred"] = (await store.create_key("routed", models=[MODEL])).raw
         self.keys["elsewhere"] = (await store.create_key("gold", models=["other"])).raw
         self.keys["admin"] = (await store.create_key("gold", scopes=[ADMIN])).raw
         revoked = await store.create_key("gold")

@@ -172,7 +172,8 @@ def test_stop_strings_end_the_text_before_them(client, server, stop, stream):
         usage = body["usage"]
     assert text == TEXT[:first]
     assert reason == "stop"
-    assert usage["completion_tokens"] <= len(server.codec.encode(TEXT, add_special=False))
+    # the model may have ended by itself, with a token for that, before it was told
+    assert usage["completion_tokens"] <= len(server.codec.encode(TEXT, add_special=False)) + 1
 
 
 def test_a_stop_string_ends_work_that_would_go_on(client, server):

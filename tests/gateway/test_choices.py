@@ -39,7 +39,7 @@ def ended(cause: Cause, tokens: int, sequence: int = 10) -> Output:
 
 
 def model(codec: TextCodec) -> ServedModel:
-    return ServedModel("m", None, codec, 100, 0)  # type: ignore[arg-type]  # no engine is asked
+    return ServedModel("m", None, codec, None, 100, 0)  # type: ignore[arg-type]  # no engine is asked
 
 
 def with_logprobs(tokens: list[int], *more: int) -> Output:

@@ -14,7 +14,7 @@ from engine.host.worker import AnyExecutor
 from engine.runtime.text.codec import TextCodec
 from gateway.state import EdgeLimits
 from tenants.embedded import EmbeddedValkey
-from tests.gateway.live import MODEL, LiveServer
+from tests.gateway.live import MODEL, LiveServer, Model
 
 pytestmark = pytest.mark.model
 
@@ -26,7 +26,7 @@ class TorchServer(LiveServer):
 
     model_path: Path
 
-    def executor(self, kernel: KernelConfig) -> AnyExecutor:
+    def executor(self, kernel: KernelConfig, model: Model) -> AnyExecutor:
         import torch
 
         from engine.runtime.executor import TorchExecutor

@@ -297,7 +297,7 @@ def assert_says_when(response: httpx.Response) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_full_queue_is_429(server, stream):
-    server.say("so it goes ", endless=True, step_seconds=0.002)
+    server.say("so it goes ", endless=True, step_seconds=0.01)
     with server.occupied(8), server.connect(json.dumps(BODY).encode(), "small"):
         eventually(lambda: server.engine.status().load.waiting == 1)
         with server.client("small") as client:

@@ -111,7 +111,7 @@ def test_nothing_is_refused_on_a_guess():
     assert number not in world.ended
 
 
-@pytest.mark.parametrize("choice", ["degrade", "partial", "accept", "reject"])
+@pytest.mark.parametrize("choice", ["degrade", "partial", "accept", "reject", "route"])
 def test_a_tenant_chooses_what_becomes_of_work_that_would_end_late(choice):
     world = learned()
     now = world.clock.now()
@@ -122,6 +122,9 @@ def test_a_tenant_chooses_what_becomes_of_work_that_would_end_late(choice):
     if choice == "reject":
         assert ended.cause is Cause.DEADLINE_INFEASIBLE
         assert events == [("reject", "completion")]
+    elif choice == "route":
+        assert ended.cause is Cause.DEADLINE_INFEASIBLE
+        assert events == [("route", "completion")]
     elif choice == "degrade":
         assert ended.cause is Cause.LENGTH
         assert 10 < ended.output_tokens < 60
@@ -132,6 +135,16 @@ def test_a_tenant_chooses_what_becomes_of_work_that_would_end_late(choice):
         assert ended.cause is Cause.DEADLINE
         assert ended.output_tokens > 10
         assert events == ([("partial", "completion")] if choice == "partial" else [])
+
+
+def test_who_is_routed_elsewhere_is_promised_no_place_here():
+    world = learned()
+    backlog(world)
+    due = first_token_due(world, 0.5)
+    for choice, promises in (("route", 0), ("reject", 1)):
+        (number,) = world.submit("a", 20, 60, on_infeasible=choice, **due)
+        assert cause(world, number) is Cause.DEADLINE_INFEASIBLE
+        assert len(world.of(PromiseBooked)) == promises
 
 
 def test_tenants_of_one_server_choose_their_own_mode():

@@ -53,6 +53,11 @@ def verdict(**wish) -> tuple[Verdict, int, Ground | None]:
             {"finish_in": 2.5, "on_infeasible": OnInfeasible.PARTIAL},
             (Verdict.REJECT, 100, Ground.COMPLETION),
         ),
+        (
+            {"finish_in": 5.0, "on_infeasible": OnInfeasible.ROUTE},
+            (Verdict.ROUTE, 100, Ground.COMPLETION),
+        ),
+        ({"finish_in": 90.0, "on_infeasible": OnInfeasible.ROUTE}, (Verdict.ADMIT, 100, None)),
         ({"finish_in": 0.1, "on_infeasible": OnInfeasible.ACCEPT}, (Verdict.ADMIT, 100, None)),
     ],
 )

@@ -1,0 +1,46 @@
+"""The keys of the models that are served. See `gateway.config`."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from gateway.config_section import Folder, Section, Text
+
+
+class ModelSettings(Section):
+    """The model that is served."""
+
+    id: Text = "smollm2-135m"
+    """The name under which callers ask for the model."""
+
+    source: Text = "smollm2-135m"
+    """An installed model (`watermaster model list`), a folder in Hugging Face layout, or a .gguf
+    file."""
+
+    fallback: Text | None = None
+    """A second, quicker model, given like `source`. It answers what the first cannot finish before
+    its deadline: calls that ask for the model `auto`, and those of tenants whose `on_infeasible` is
+    `route`. Absent: none."""
+
+    fallback_id: Text = "fallback"
+    """The name under which callers ask for the second model itself, and find it in its answers."""
+
+    cache: Folder | None = None
+    """Folder of installed models. Absent: `~/.cache/watermaster`."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model runs; `auto` takes a GPU when there is one."""
+
+    dtype: Literal["auto", "bf16", "fp32"] = "auto"
+    """Number format of weights and KV cache; `auto` is bf16 where the machine multiplies it
+    natively, and fp32 elsewhere."""
+
+    threads: Annotated[int, Field(ge=0, le=1024)] = 0
+    """CPU threads of the forward pass; 0 is torch's own choice, one for each core."""
+
+    def of_fallback(self) -> "ModelSettings | None":
+        """The same for the second model, if there is one."""
+        if self.fallback is None:
+            return None
+        second = {"id": self.fallback_id, "source": self.fallback, "fallback": None}
+        return self.model_copy(update=second)

@@ -1,0 +1,105 @@
+"""Which model answers a call: the one asked for, or its fallback when a deadline asks for that."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from engine.host.engine import Engine, GenerationRequest
+from engine.host.generation import Generation
+from engine.host.worker import EngineState
+from gateway.errors import ApiError, Reason
+from gateway.generate import Prepared, Shape, prepare_for
+from gateway.hangup import Hangup
+from gateway.state import ServedModel
+from gateway.workers import Workers
+from telemetry.events import Cause
+from tenants.choices import AUTO, OnInfeasible
+from tenants.model import Principal
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A call in the engine that answers it."""
+
+    prepared: Prepared
+    request: GenerationRequest
+    generation: Generation
+
+
+class Router:
+    """Places calls of one shape. `workers` tokenise anew for a fallback."""
+
+    def __init__(self, shape: Shape[Any], workers: Workers) -> None:
+        self._shape = shape
+        self._workers = workers
+
+    async def place(
+        self, prepared: Prepared, request: GenerationRequest, principal: Principal, hangup: Hangup
+    ) -> Placed:
+        """Ask the engine, and the fallback's if the first cannot meet the deadline.
+
+        Raises ApiError 503 while the engine is not ready.
+        """
+        fallback = _fallback(prepared, request, principal)
+        choice = OnInfeasible.ROUTE if fallback else _without_route(prepared, request)
+        first = self._ask(prepared, replace(request, on_infeasible=choice), hangup)
+        if fallback is None:
+            return first
+        try:
+            refusal = await first.generation.refusal()
+            if refusal is None or refusal.cause is not Cause.DEADLINE_INFEASIBLE:
+                return first
+            return await self._ask_instead(fallback, first, principal, hangup)
+        except BaseException:
+            first.generation.cancel(Cause.DISCONNECTED)  # nothing goes on computing for nobody
+            raise
+
+    async def _ask_instead(
+        self, fallback: ServedModel, first: Placed, principal: Principal, hangup: Hangup
+    ) -> Placed:
+        asked = first.prepared.request
+        try:
+            other = await self._workers.run(
+                principal.tenant.id, prepare_for, fallback, self._shape, asked, principal
+            )
+        except ApiError:  # it cannot answer this call at all, say for its smaller context
+            return first
+        again = replace(
+            first.request,
+            prompt=other.prompt,
+            max_tokens=other.max_tokens,
+            sampling=other.sampling,
+            on_infeasible=OnInfeasible.REJECT,
+        )
+        return self._ask(other, again, hangup)
+
+    def _ask(self, prepared: Prepared, request: GenerationRequest, hangup: Hangup) -> Placed:
+        generation = _generate(prepared.model.engine, request)
+        hangup.cancels(generation)
+        return Placed(prepared, request, generation)
+
+
+def _generate(engine: Engine, request: GenerationRequest) -> Generation:
+    if engine.status().state in (EngineState.STARTING, EngineState.RESTARTING):
+        raise ApiError(Reason.ENGINE_NOT_READY)
+    return engine.generate(request)
+
+
+def _fallback(
+    prepared: Prepared, request: GenerationRequest, principal: Principal
+) -> ServedModel | None:
+    """The model to ask next, if the call or its tenant wants that and the key allows it."""
+    fallback = prepared.model.fallback
+    routes = _routes(prepared, request) or prepared.request.model == AUTO
+    if fallback is None or not routes or not principal.key.allows_model(fallback.id):
+        return None
+    return fallback
+
+
+def _without_route(prepared: Prepared, request: GenerationRequest) -> str | None:
+    """What the tenant chose; with nowhere to route to, that is to be refused."""
+    return OnInfeasible.REJECT if _routes(prepared, request) else request.on_infeasible
+
+
+def _routes(prepared: Prepared, request: GenerationRequest) -> bool:
+    default = prepared.model.engine.status().config.policy.admission.on_infeasible
+    return (request.on_infeasible or default) == OnInfeasible.ROUTE

@@ -1,0 +1,96 @@
+"""Two models: what the preferred one cannot finish in time goes to its fallback, and says so."""
+
+import time
+
+import pytest
+from openai import OpenAI, RateLimitError
+
+from engine.host.engine import HostConfig
+from gateway.state import EdgeLimits
+from tenants.embedded import EmbeddedValkey
+from tests.gateway.live import HELLO, MODEL, SMALL, LiveServer, eventually
+
+pytestmark = pytest.mark.model  # the text is that of the default model
+
+STEP = 0.02  # seconds of the preferred model for each token
+LONG, SHORT = "one two three four five six seven eight nine ten", "Quickly."
+
+
+@pytest.fixture(scope="module")
+def routing(codec, tmp_path_factory):
+    """Its preferred model has shown what its steps and its answers take."""
+    valkey = EmbeddedValkey(tmp_path_factory.mktemp("valkey"))
+    server = LiveServer(valkey.start(), codec, EdgeLimits(), HostConfig(), fallback=True)
+    server.start()
+    server.small.scripts = [codec.encode(SHORT, add_special=False)]
+    server.say(LONG, step_seconds=STEP)
+    for _ in range(20):
+        assert ask(server, "routed", None) == (MODEL, LONG)
+    yield server
+    server.stop()
+    valkey.stop()
+
+
+def client(server: LiveServer, key: str) -> OpenAI:
+    return OpenAI(base_url=f"{server.url}/v1", api_key=server.keys[key], max_retries=0)
+
+
+def ask(server: LiveServer, key: str, timeout_ms: int | None, model: str = MODEL, **headers: str):
+    """The model that answered, and its text."""
+    if timeout_ms is not None:
+        headers["x-timeout-ms"] = str(timeout_ms)
+    answer = client(server, key).chat.completions.create(
+        model=model, messages=HELLO, extra_headers=headers
+    )
+    return answer.model, answer.choices[0].message.content
+
+
+def test_what_would_end_late_is_answered_by_the_fallback(routing):
+    assert ask(routing, "routed", 60_000) == (MODEL, LONG)
+    began = time.monotonic()
+    assert ask(routing, "routed", 100) == (SMALL, SHORT)
+    assert time.monotonic() - began < 10 * STEP, "the preferred model was not waited for"
+
+
+def test_a_stream_is_routed_too_and_names_its_model(routing):
+    stream = client(routing, "routed").chat.completions.create(
+        model=MODEL, messages=HELLO, stream=True, extra_headers={"x-timeout-ms": "100"}
+    )
+    chunks = list(stream)
+    assert {chunk.model for chunk in chunks} == {SMALL}
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == SHORT
+
+
+def test_whoever_did_not_choose_it_is_refused(routing):
+    with pytest.raises(RateLimitError) as refusal:
+        ask(routing, "strict", 100)
+    assert refusal.value.code == "deadline_infeasible"
+
+
+def test_auto_means_the_preferred_model_or_its_fallback(routing):
+    assert ask(routing, "strict", 60_000, "auto") == (MODEL, LONG)
+    assert ask(routing, "strict", 100, "auto") == (SMALL, SHORT)
+
+
+def test_a_key_is_not_routed_to_a_model_that_it_may_not_use(routing):
+    assert ask(routing, "preferred", 60_000) == (MODEL, LONG)
+    with pytest.raises(RateLimitError):
+        ask(routing, "preferred", 100)
+
+
+def test_the_fallback_can_be_asked_itself_and_has_no_fallback_of_its_own(routing):
+    assert ask(routing, "routed", 60_000, SMALL) == (SMALL, SHORT)
+    with routing.client("routed") as caller:
+        models = caller.get("/v1/models").json()["data"]
+    assert [model["id"] for model in models] == [MODEL, SMALL]
+
+
+def test_an_explanation_tells_of_both_models(routing):
+    ask(routing, "routed", 100, **{"x-request-id": "moved"})
+    with routing.client("routed") as caller:
+
+        def causes() -> list[str]:
+            found = caller.get("/v1/requests/moved/explain").json()
+            return [part["cause"] for part in found.get("sequences", [])]
+
+        eventually(lambda: causes() == ["deadline_infeasible", "stop"])
