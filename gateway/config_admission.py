@@ -28,11 +28,20 @@ class AdmissionSettings(Section):
     length_quantile: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """Share of a tenant's outputs that are no longer than what must fit before a deadline."""
 
-    density: Annotated[float, Field(gt=0, le=10)] = 0.8
+    waiting_share: Annotated[float, Field(ge=0, le=1)] = 0.05
+    """`feasible`: share of the time until a completion deadline that a request may be predicted to
+    wait before it starts. It may wait longer where the rest is enough even for its output cap, or
+    for 99% of its tenant's outputs."""
+
+    density: Annotated[float, Field(gt=0, le=10)] = 0.9
     """`goodput`: load, in device seconds asked for per second, above which requests are shed."""
 
-    memory_slack: Annotated[float, Field(ge=0, le=10)] = 0.15
+    memory_slack: Annotated[float, Field(ge=0, le=10)] = 0.08
     """`goodput`: KV wanted beyond what the pool holds before requests are refused, as a share."""
+
+    memory_room: Annotated[float, Field(ge=1, le=100)] = 4.0
+    """`goodput`: for how many requests of its size there must be room in memory when one is let in,
+    though never more than half of the pool for that: what is scarce is left to the small."""
 
     urgent_steps: Annotated[float, Field(ge=0, le=100)] = 3.0
     """`goodput`: steps before the last moment for a first token at which a request takes the place
@@ -57,8 +66,10 @@ class AdmissionSettings(Section):
             mode=self.mode,
             on_infeasible=self.on_infeasible,
             length_quantile=self.length_quantile,
+            waiting_share=self.waiting_share,
             density=self.density,
             memory_slack=self.memory_slack,
+            memory_room=self.memory_room,
             urgent_steps=self.urgent_steps,
             drop_hopeless=self.drop_hopeless,
             displace=self.displace,
