@@ -9,6 +9,9 @@ passed, in units of work at full speed; the same holds one level up, for the par
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import exp
+
+MEMORY = 45.0  # seconds of waiting over which a departure is remembered, exponentially
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,31 @@ def share_of(levels: Iterable[Level]) -> float:
         active = sum(weight for weight, backlog in level.siblings if backlog > 0)
         part *= level.weight / (level.weight + active)
     return part
+
+
+class Departures:
+    """How fast those who wait in a queue have been getting nearer, while it was never empty.
+
+    The fluid knows who waits now, not who will come; what it leaves out shows here. A departure is
+    the end of running work of the queue's own, or of a place held in line that nobody came for. It
+    counts, with the time since the one before, if somebody waited through all of that time.
+    """
+
+    __slots__ = ("last", "seconds", "sequences", "tokens")
+
+    def __init__(self) -> None:
+        self.last = -1  # ns at which the newest left
+        self.sequences = self.tokens = self.seconds = 0.0  # fading
+
+    def observe(self, now: int, arrived: int, tokens: int) -> None:
+        """Work with `tokens` prompt tokens left at `now`; the first waiter `arrived` then (ns)."""
+        if arrived < self.last:
+            seconds = (now - self.last) / 1e9
+            kept = exp(-seconds / MEMORY)
+            self.sequences = kept * self.sequences + 1
+            self.tokens = kept * self.tokens + tokens
+            self.seconds = kept * self.seconds + seconds
+        self.last = now
 
 
 def fair_rates(demands: Sequence[tuple[float, float]], capacity: float) -> list[float]:

@@ -56,6 +56,11 @@ class Tally:
     sequences: int = 0
     tokens: int = 0
 
+    def add(self, sequences: int, tokens: int) -> None:
+        """Count so many more."""
+        self.sequences += sequences
+        self.tokens += tokens
+
 
 class PromiseLedger:
     """Booked places, by flow and in the order in which they lapse."""
@@ -156,8 +161,7 @@ class PromiseLedger:
         for depth in range(1, len(promise.flow) + 1):
             path = promise.flow[:depth]
             tally = self._tallies.setdefault(path, Tally())
-            tally.sequences += sign * promise.sequences
-            tally.tokens += sign * promise.tokens
+            tally.add(sign * promise.sequences, sign * promise.tokens)
             if not tally.sequences:
                 del self._tallies[path]
 

@@ -1,6 +1,13 @@
-"""Full queues: who is let in, who has to make room, and when there will be some."""
+"""Full queues: who is let in, who has to make room, and when there will be some.
+
+Places promised to a tenant's own refused callers count as taken for its fresh arrivals, whatever
+the queue: those of other tenants are no matter of theirs. Only when the tenant's queue has moved
+faster than was promised, and is down to half of what it may hold, are fresh arrivals let in before
+promised returns that will still find their place when they are due.
+"""
 
 from dataclasses import dataclass
+from math import ceil
 
 from engine.core.commands import Submit
 from engine.core.displacing import displace, who_gives_way
@@ -14,24 +21,35 @@ from policies.promises import Tally
 from telemetry.events import Cause
 
 MOST_DISPLACED = 8  # by one arrival
-ROUNDING = 1e-6  # of a place
+HALF = 0.5  # of what a queue may hold, to which promises may leave it empty
 
 
 @dataclass(frozen=True, slots=True)
 class _Queue:
-    """The queue below one node of the flow tree, and what it may hold."""
+    """The queue below one node of the flow tree, what it may hold, and what the newcomer's tenant
+
+    was promised.
+    """
 
     node: Flow
     backlog: Backlog
+    held: Tally
     sequences: int
     tokens: int
 
-    def mean_tokens(self, submit: Submit) -> float:
-        """Tokens of a waiter, or of the newcomer where none waits."""
-        backlog = self.backlog
+    def holds(self, submit: Submit, held: Tally, part: float = 1.0) -> bool:
+        """Whether `part` of it holds the newcomer besides what waits and is `held`."""
+        count, backlog = len(submit.sequences), self.backlog
         return (
-            backlog.tokens / backlog.sequences if backlog.sequences else float(len(submit.prompt))
+            backlog.sequences + held.sequences + count <= part * self.sequences
+            and backlog.tokens + held.tokens + count * len(submit.prompt) <= part * self.tokens
         )
+
+    def mean_tokens(self, submit: Submit) -> float:
+        """Tokens of those in line, promised returns included; of the newcomer where none is."""
+        count = self.backlog.sequences + self.held.sequences
+        tokens = self.backlog.tokens + self.held.tokens
+        return tokens / count if count else float(len(submit.prompt))
 
 
 def make_place(state: KernelState, submit: Submit, probe: Sequence, now: int) -> None:
@@ -39,82 +57,111 @@ def make_place(state: KernelState, submit: Submit, probe: Sequence, now: int) ->
 
     Waiters of a flow above its share are displaced for it where there are any.
     """
-    config, waiting = state.config, state.waiting
     tenant = state.tree.find(probe.flow.path[:1])
     assert tenant is not None  # the probe's flow lies below it
+    own, everyone = _queues(state, submit, tenant)
+    for queue in (own, everyone):
+        held_back = _held_back(state, queue, own, submit, now)
+        _make_place_in(state, queue, submit, probe, now, held_back=held_back)
+
+
+def is_there(state: KernelState, submit: Submit, since: int) -> bool:
+    """Whether the queues have room for one who has stood in line `since` it was refused.
+
+    What waits of its tenant and came to stand there later does not count, and neither do places
+    promised later. Nothing changes by asking.
+    """
+    path = (submit.flow[0].name,)
+    tenant = state.tree.find(path)
+    if tenant is None:
+        return True  # idle for so long that it was forgotten
+    ahead = Tally()
+    for promise in state.promises.below(path):
+        if promise.booked <= since:
+            ahead.add(promise.sequences, promise.tokens)
+    for waiter in state.waiting.under(path):
+        if waiter.since > since:
+            ahead.add(-1, -len(waiter.tokens))
+    return all(queue.holds(submit, ahead) for queue in _queues(state, submit, tenant))
+
+
+def _queues(state: KernelState, submit: Submit, tenant: Flow) -> tuple[_Queue, _Queue]:
+    """The queue of a newcomer's tenant, and that of the engine."""
+    config, waiting, held = state.config, state.waiting, state.promises.tally(tenant.path)
     assert tenant.parent is not None  # the root
     own = _Queue(
         tenant,
         waiting.below(tenant.path),
+        held,
         submit.queue_requests or config.tenant_queued_requests,
         submit.queue_tokens or config.tenant_queued_tokens,
     )
     everyone = _Queue(
-        tenant.parent, waiting.total, config.max_queued_requests, config.max_queued_tokens
+        tenant.parent, waiting.total, held, config.max_queued_requests, config.max_queued_tokens
     )
-    for queue in (own, everyone):
-        _make_place_in(state, queue, submit, probe, now)
+    return own, everyone
 
 
 def _make_place_in(
-    state: KernelState, queue: _Queue, submit: Submit, probe: Sequence, now: int
+    state: KernelState,
+    queue: _Queue,
+    submit: Submit,
+    probe: Sequence,
+    now: int,
+    *,
+    held_back: bool,
 ) -> None:
+    """Displace until the newcomer fits; one at least if it is `held_back` by promises."""
     left = MOST_DISPLACED
-    while _over(state, queue, submit, now):
+    while held_back or not queue.holds(submit, Tally()):
         victim = who_gives_way(state, probe, queue.node, queue.tokens) if left else None
         if victim is None:
             raise _full(state, queue, submit)
-        left -= 1
+        left, held_back = left - 1, False
         wait = _wait(state, queue, submit, 1, len(victim.tokens))
         displace(state, victim, probe, queue.tokens, wait, now)
 
 
-def _over(state: KernelState, queue: _Queue, submit: Submit, now: int) -> bool:
-    """Whether the newcomer exceeds the caps.
+def _held_back(state: KernelState, queue: _Queue, own: _Queue, submit: Submit, now: int) -> bool:
+    """Whether a fresh arrival has to leave the room there is to promised returns.
 
-    Room is left for returns promised to its own tenant; places of others are no matter of its own.
+    What is due later may still be drained by then, so promises nobody comes back for leave the
+    queue at half of what it may hold, not empty.
     """
-    sequences, tokens = _headroom(state, queue, submit, now)
-    sequences += queue.backlog.sequences + len(submit.sequences)
-    tokens += queue.backlog.tokens + len(submit.prompt) * len(submit.sequences)
-    return sequences > queue.sequences or tokens > queue.tokens
+    if not queue.held.sequences or queue.holds(submit, queue.held):
+        return False
+    return not (
+        own.holds(submit, Tally(), HALF) and queue.holds(submit, _needed(state, queue, submit, now))
+    )
 
 
-def _headroom(state: KernelState, queue: _Queue, submit: Submit, now: int) -> tuple[float, float]:
-    """Room that must be free now for promised returns to find a place when each is due.
-
-    What is due later may still be drained by then, so a promise nobody comes back for costs little.
-    """
-    booked = state.promises.below((submit.flow[0].name,))
-    if not booked:
-        return 0.0, 0.0
+def _needed(state: KernelState, queue: _Queue, submit: Submit, now: int) -> Tally:
+    """Room that must be free now for promised returns to find a place when each is due."""
     mean = queue.mean_tokens(submit)
     place = places_seconds(state, queue.node, 1, mean)
-    held = Tally()
-    sequences, tokens = 0.0, 0.0
-    for promise in booked:
-        held.sequences += promise.sequences
-        held.tokens += promise.tokens
-        drained = ROUNDING + (max(0, promise.due - now) / SECOND / place if place > 0 else 0.0)
-        sequences = max(sequences, held.sequences - drained)
-        tokens = max(tokens, held.tokens - drained * mean)
-    return sequences, tokens
+    held, needed = Tally(), Tally()
+    for promise in state.promises.below((submit.flow[0].name,)):
+        held.add(promise.sequences, promise.tokens)
+        drained = max(0, promise.due - now) / SECOND / place if place > 0 else 0.0
+        needed.sequences = max(needed.sequences, ceil(held.sequences - drained))
+        needed.tokens = max(needed.tokens, ceil(held.tokens - drained * mean))
+    return needed
 
 
 def _full(state: KernelState, queue: _Queue, submit: Submit) -> Refusal:
     owner = "the tenant's queue" if queue.node.path else "the server's queue"
-    held = state.promises.tally((submit.flow[0].name,))
-    count = len(submit.sequences)
+    backlog, held, count = queue.backlog, queue.held, len(submit.sequences)
+    promised = f", and {held.sequences} places in it are promised" if held.sequences else ""
     return Refusal(
         Cause.QUEUE_FULL if queue.node.path else Cause.SATURATED,
-        f"{owner} holds {queue.backlog.sequences} of {queue.sequences} sequences and "
-        f"{queue.backlog.tokens} of {queue.tokens} tokens",
+        f"{owner} holds {backlog.sequences} of {queue.sequences} sequences and "
+        f"{backlog.tokens} of {queue.tokens} tokens{promised}",
         _wait(
             state,
             queue,
             submit,
-            queue.backlog.sequences + held.sequences + count - queue.sequences,
-            queue.backlog.tokens + held.tokens + count * len(submit.prompt) - queue.tokens,
+            backlog.sequences + held.sequences + count - queue.sequences,
+            backlog.tokens + held.tokens + count * len(submit.prompt) - queue.tokens,
         ),
         promise=state.outlook.ready,
     )

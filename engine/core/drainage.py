@@ -9,6 +9,7 @@ from policies.drain import Level, drained_by
 from policies.fairness.tree import Flow
 
 SECOND = 1_000_000_000
+BELIEF = 5.0  # seconds' worth of belief in the fluid
 
 
 def start_seconds(state: KernelState, probe: Sequence, now: int) -> float:
@@ -38,12 +39,8 @@ def _start(state: KernelState, probe: Sequence, ahead: Backlog) -> float:
     share = min(1.0, (work - own) / queued) if queued > 0 else 0.0  # of what waits, served before
     tokens = len(probe.tokens) + share * total.tokens
     slots = state.config.max_running - state.batch.running
-    slot_room = min(1.0, slots / (1 + share * total.sequences))
-    over = max(0.0, tokens - free_tokens(state))
-    # memory comes free by the token: whoever needs little of it waits for little
-    mean = state.outlook.mean_entry
-    for_memory = over * price.of(1, mean) / mean
-    return max(work * (1.0 - slot_room), for_memory) / state.outlook.pace
+    room = min(1.0, free_tokens(state) / tokens, slots / (1 + share * total.sequences))
+    return work * (1.0 - room) / state.outlook.pace
 
 
 def before(state: KernelState, probe: Sequence) -> Backlog:
@@ -57,10 +54,17 @@ def before(state: KernelState, probe: Sequence) -> Backlog:
 
 
 def places_seconds(state: KernelState, node: Flow, sequences: float, tokens: float) -> float:
-    """Until a backlogged node of the tree has given up that much of its queue."""
-    price = price_of_waiting(state)
-    work = drained_by(price.of(sequences, tokens), levels(state, node, price))
-    return work / state.outlook.pace
+    """Until a backlogged node of the tree has given up that much of its queue.
+
+    As its queue has been moving lately; by the fluid as long as that was hardly seen.
+    """
+    price, seen = price_of_waiting(state), node.departures
+    work = price.of(sequences, tokens)
+    fluid = drained_by(work, levels(state, node, price)) / state.outlook.pace
+    if not fluid:
+        return 0.0
+    left = price.of(seen.sequences, seen.tokens) + BELIEF * work / fluid
+    return work * (BELIEF + seen.seconds) / left
 
 
 def price_of_waiting(state: KernelState) -> Price:

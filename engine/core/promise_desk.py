@@ -11,6 +11,9 @@ from telemetry.admission_events import PromiseBooked, PromiseClaimed, PromiseLap
 def lapse(state: KernelState, now: int) -> None:
     """Give up the places that nobody came for."""
     for promise in state.promises.lapse(now):
+        flow = state.tree.find(promise.flow)
+        if flow is not None:
+            state.note_departure(flow, promise.tokens, now)
         state.emit(PromiseLapsed(now, promise.number, promise.flow, promise.due))
 
 

@@ -7,7 +7,8 @@ collects it with `take_outputs` and `take_events`. One thread calls all of them.
 from engine.core import commit as committing
 from engine.core import intake, planner
 from engine.core.blocks import Hold
-from engine.core.commands import Command
+from engine.core.caps import is_there
+from engine.core.commands import Command, Submit
 from engine.core.config import KernelConfig
 from engine.core.outputs import OutputBatch
 from engine.core.plan import StepPlan, StepResult
@@ -43,6 +44,13 @@ class Scheduler:
     def commit(self, plan: StepPlan, result: StepResult, now: int) -> None:
         """Take in the result of the oldest step in flight."""
         committing.commit(self._state, plan, result, now)
+
+    def has_place(self, submit: Submit, since: int) -> bool:
+        """Whether a caller refused at `since` (ns) would find a place in the queues now, those who
+
+        came into line later standing behind it.
+        """
+        return is_there(self._state, submit, since)
 
     def preempt(self, sequence: int, now: int) -> None:
         """Fault injection: take the place of a running sequence; others are left alone."""

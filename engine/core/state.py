@@ -1,7 +1,7 @@
 """The state of one kernel, and the few ways in which a sequence changes its place in it."""
 
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -126,10 +126,6 @@ class KernelState:
             self._next_flow = (asked, found)
         return self._next_flow[1]
 
-    def line(self, now: int) -> Iterator[Flow]:
-        """The flows to serve, in order; see `Rule.line`."""
-        return self.rule.line(self.tree, self.head, now)
-
     def head(self, flow: Flow) -> Head:
         """What fairness may know of the first waiter of `flow`."""
         first = next(self.waiting.front(flow))
@@ -169,6 +165,8 @@ class KernelState:
         With `keep`, only that many output tokens count; those beyond it were computed in vain.
         """
         phase = sequence.phase
+        if sequence.state is State.RUNNING:
+            self.note_departure(sequence.flow, sequence.prompt_length, now)
         released = self._strip(sequence)
         sequence.move(State.ENDED)
         forgive(self.tree, self.cost, sequence, sequence.prompt_length + sequence.max_tokens)
@@ -184,6 +182,13 @@ class KernelState:
         self._forget(sequence)
         self.promote_fork(sequence.group, sequence, now)
         self._report_end(sequence, cause, phase, detail, output_tokens, released, now)
+
+    def note_departure(self, flow: Flow, tokens: int, now: int) -> None:
+        """Those who wait in `flow` have come a place nearer."""
+        first = next(self.waiting.front(flow), None)
+        if first is not None:
+            for node in (*flow.upward(), self.tree.root):
+                node.departures.observe(now, first.arrived, tokens)
 
     def condemn(self, detail: str, now: int) -> None:
         """Emit the terminal event of every live sequence and change nothing else.

@@ -101,6 +101,11 @@ class WaitingRoom:
         """The waiters of `flow`, the last in line first."""
         return (sequence for _, sequence in reversed(self._queues.get(flow, ())))
 
+    def under(self, path: Path) -> Iterator[Sequence]:
+        """Every queued sequence of one node of the tree and all below it."""
+        flows = (flow for flow in self._queues if flow.path[: len(path)] == path)
+        return (sequence for flow in flows for _, sequence in self._queues[flow])
+
     def queued(self) -> Iterator[Sequence]:
         """Every queued sequence."""
         return (sequence for queue in self._queues.values() for _, sequence in queue)

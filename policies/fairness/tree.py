@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf, isfinite
 
+from policies.drain import Departures
+
 RECENT = 5  # output lengths remembered a flow, for prediction
 
 
@@ -27,13 +29,15 @@ class Lift:
 class Flow:
     """A node of the tree. `queued` counts waiting sequences, `running` those in the batch and
     `live` all, here and below; `own` those waiting here, not below. `priority` (higher is sooner),
-    `deficit`, `recent` output lengths and `window` (start, admissions) are of single policies.
+    `deficit`, `recent` output lengths and `window` (start, admissions) are of single policies;
+    `departures` tell how fast its queue moves.
     """
 
     __slots__ = (
         "children",
         "counter",
         "deficit",
+        "departures",
         "index",
         "last_left",
         "live",
@@ -65,6 +69,7 @@ class Flow:
         self.deficit = 0.0
         self.recent: deque[int] = deque(maxlen=RECENT)
         self.window = (0, 0)
+        self.departures = Departures()
         self.last_left = 0.0  # counter of the child that was last to run out of waiters
 
     def __repr__(self) -> str:
@@ -226,17 +231,20 @@ class FlowTree:
 
     def charge(self, flow: Flow, cost: float) -> None:
         """Count `cost` units of service against `flow` and all it belongs to."""
-        self.charge_all([flow], [cost])
+        self.version += 1
+        node: Flow | None = flow
+        while node is not None:  # the root's own counter means nothing
+            node.counter += cost / node.weight
+            node = node.parent
 
     def charge_all(self, flows: list[Flow], costs: list[float]) -> None:
         """The same for many flows at once."""
         self.version += 1
-        root = self._root
         for flow, cost in zip(flows, costs, strict=True):
-            node = flow
-            while node is not root:
+            node: Flow | None = flow
+            while node is not None:
                 node.counter += cost / node.weight
-                node = node.parent or root
+                node = node.parent
 
     @property
     def root(self) -> Flow:

@@ -1,10 +1,12 @@
 """Fluid weighted sharing, against a slow simulation of it and against hand-made cases."""
 
+from math import exp
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.drain import Level, drained_by, fair_rates, share_of
+from policies.drain import MEMORY, Departures, Level, drained_by, fair_rates, share_of
 
 weights = st.floats(0.1, 10)
 amounts = st.floats(0, 100)
@@ -63,3 +65,14 @@ def test_rates_are_max_min_fair(demands, capacity):
     if levels:
         assert max(levels) == pytest.approx(min(levels), rel=1e-6)
         assert all(level <= min(levels) * (1 + 1e-6) for level in satisfied)
+
+
+def test_departures_count_while_somebody_waits_through():
+    """The first has none before it, and nobody waited all the time from the second to the third."""
+    seen = Departures()
+    for at, waits_since, tokens in ((10, 3, 500), (12, 3, 40), (16, 13, 9), (18, 13, 60)):
+        seen.observe(at * 10**9, waits_since * 10**9, tokens)
+    fading = exp(-2 / MEMORY)
+    assert seen.seconds == pytest.approx(2 * fading + 2)
+    assert seen.sequences == pytest.approx(fading + 1)
+    assert seen.tokens == pytest.approx(40 * fading + 60)

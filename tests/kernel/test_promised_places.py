@@ -1,0 +1,93 @@
+"""Places in a queue that are promised to refused callers: held for them, and there when told."""
+
+import numpy as np
+import pytest
+
+from engine.core.commands import Abort, FlowNode, Submit
+from engine.core.plan import Sampling
+from telemetry.admission_events import PromiseLapsed
+from telemetry.events import Cause
+from telemetry.lineage import Lineage
+from tests.kernel.test_admission_control import learned
+from tests.kernel.world import World
+
+SECOND = 1_000_000_000
+CAP = 10  # places in a tenant's queue
+
+
+def full(world: World) -> list[int]:
+    """The tenant's queue is full of work that ends one by one; returns it in order."""
+    numbers = [world.submit("a", 20, 40 + 10 * i)[0] for i in range(4)]
+    while world.scheduler.running < 4:
+        world.step()
+    return numbers + [world.submit("a", 20, 60 + i)[0] for i in range(CAP)]
+
+
+def refuse(world: World, count: int) -> list[int]:
+    """So many are refused, each with a place held for it."""
+    numbers = [world.submit("a", 20, 60, claims=(f"t{i}",))[0] for i in range(count)]
+    assert all(world.ended[number].promised for number in numbers)
+    return numbers
+
+
+def taken_in(world: World) -> bool:
+    (number,) = world.submit("a", 20, 60)
+    return number not in world.ended
+
+
+def test_fresh_arrivals_leave_a_place_to_everyone_who_was_promised_one():
+    """Of ten places three are held, then four: the fifth that comes free is anybody's."""
+    world = learned(tenant_queued_requests=CAP)
+    full(world)
+    refuse(world, 3)
+    while world.scheduler.waiting > 7:
+        world.step()
+    assert not taken_in(world)  # and a fourth place is promised
+    while world.scheduler.waiting > 5:
+        world.step()
+    assert not world.of(PromiseLapsed)
+    assert taken_in(world)
+
+
+def test_promises_leave_a_queue_half_full_and_not_empty():
+    """Half of those who wait hang up: what was promised for later need not be held any more."""
+    world = learned(tenant_queued_requests=CAP)
+    numbers = full(world)
+    refuse(world, 15)
+    world.apply(Abort(tuple(numbers[-5:]), Cause.CANCELLED))
+    assert world.scheduler.waiting == 5
+    assert not taken_in(world)
+    world.apply(Abort((numbers[-6],), Cause.CANCELLED))
+    assert world.scheduler.waiting == 4
+    assert taken_in(world)
+    assert not taken_in(world)
+
+
+def as_returned(number: int) -> Submit:
+    return Submit(
+        lineage=Lineage("a", "task", "run", "attempt", "again"),
+        sequences=(number,),
+        flow=(FlowNode("a"),),
+        prompt=np.full(20, 1, np.int32),
+        salt=b"",
+        block_hashes=(),
+        max_tokens=60,
+        sampling=Sampling(temperature=0.0),
+    )
+
+
+def test_a_hint_is_about_when_the_place_is_there():
+    """Eight are refused at once: those before have to go, those after stand behind."""
+    world = learned(tenant_queued_requests=CAP)
+    full(world)
+    began = world.clock.now()
+    numbers = refuse(world, 8)
+    told = [world.ended[number].retry_after / SECOND for number in numbers]
+    there = None
+    for _ in range(400):
+        world.step()
+        if world.scheduler.has_place(as_returned(999), began):
+            there = (world.clock.now() - began) / SECOND
+            break
+    assert there == pytest.approx(told[-1], rel=0.25)
+    assert told == pytest.approx([(i + 1) * told[0] for i in range(8)], rel=0.01)
