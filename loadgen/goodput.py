@@ -24,20 +24,6 @@ def on_time(fate: Fate) -> bool:
     return True
 
 
-def returns(fates: Sequence[Fate]) -> dict[str, Any]:
-    """Refusals that named a time to come back at, and what became of those who did."""
-    hinted = sum(1 for f in fates if f.arrived is None and f.retry_after is not None)
-    refused = sum(1 for f in fates if f.arrived is None and f.cause is not None)
-    back = [f for f in fates if f.request.attempt]
-    taken = sum(1 for f in back if f.arrived is not None)
-    return {
-        "refused": refused,
-        "with_hint": hinted,
-        "returned": len(back),
-        "admitted_on_return": taken / len(back) if back else None,
-    }
-
-
 def goodput(fates: Sequence[Fate], seconds: float) -> dict[str, Any] | None:
     """Requests on time a second of arrivals; None where no request has a deadline.
 

@@ -47,6 +47,7 @@ class Fate:
     cause: Cause | None = None
     output_tokens: int = 0
     retry_after: int | None = None
+    promised: bool = False  # a place is held for its return
     preemptions: int = 0
 
 
@@ -104,6 +105,7 @@ class Recorder:
         self._numbers = {path: i for i, path in enumerate(self.weights)}
         self._waiting: dict[int, Path] = {}  # sequences not running, with their flow
         self._counts = [0] * len(self.weights)
+        self._longest = [0] * len(self.weights)
         self._since = [0] * len(self.weights)
         self._backlogs: list[list[tuple[int, int]]] = [[] for _ in self.weights]
         self._times: list[int] = []
@@ -136,6 +138,10 @@ class Recorder:
             handler = self._handlers.get(type(event))
             if handler is not None:
                 handler(event)
+
+    def longest_queue(self, path: Path) -> int:
+        """The most sequences that ever waited, paused or preempted ones included, at a node."""
+        return self._longest[self._numbers[path]]
 
     def log(self) -> ServiceLog:
         """Service and backlog so far; what is still backlogged counts until now."""
@@ -173,6 +179,7 @@ class Recorder:
             if self._counts[node] == 0:
                 self._since[node] = self.totals.steps
             self._counts[node] += 1
+            self._longest[node] = max(self._longest[node], self._counts[node])
 
     def _go(self, sequence: int) -> None:
         path = self._waiting.pop(sequence, None)
@@ -190,7 +197,8 @@ class Recorder:
 
     def _refused(self, event: SequenceRefused) -> None:
         fate = self.fates[event.sequence]
-        fate.ended, fate.cause, fate.retry_after = event.now, event.cause, event.retry_after
+        fate.ended, fate.cause = event.now, event.cause
+        fate.retry_after, fate.promised = event.retry_after, event.promised
 
     def _admitted(self, event: SequenceAdmitted) -> None:
         fate = self.fates[event.sequence]

@@ -10,8 +10,9 @@ become (the mean of the tenant's longer ones stands for it, or its cap), and wha
 done had they been answered at other times.
 """
 
-from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -22,10 +23,11 @@ from engine.core.loop import EngineLoop
 from engine.core.plan import StepResult
 from engine.core.replay import ForetoldScheduler, Hashes
 from engine.sim.executor import SimExecutor
+from engine.sim.profile import CostProfile
 from engine.sim.tokens import TrueLengths
 from loadgen.command_log import CommandLogFile, Verifier
 from loadgen.outcomes import COMPLETE, Outcome, outcomes
-from loadgen.step_times import ObservedProfile, StepTimes
+from loadgen.step_times import StepTimes
 from policies.config import PolicyConfig
 from telemetry.clock import VirtualClock
 from telemetry.events import Cause, Event, SequenceEnded
@@ -58,7 +60,7 @@ def what_if(log: CommandLogFile, policy: PolicyConfig) -> WhatIf:
     if not len(times):
         raise JournalError("no step was recorded, so there is nothing to take step times from")
     profile = times.fit()
-    work = Work(verifier.commands, verifier.events, log.generated())
+    work = Work.of_log(verifier.commands, verifier.events, log.generated())
     return WhatIf(
         recorded=outcomes(verifier.events),
         again=outcomes(Rerun(work, config, profile).run()),
@@ -68,54 +70,92 @@ def what_if(log: CommandLogFile, policy: PolicyConfig) -> WhatIf:
     )
 
 
+@dataclass(frozen=True, slots=True)
 class Work:
-    """The commands of a log without what only followed from its schedule, and true lengths."""
+    """Commands, the hashes of blocks that sequences generate, and how long these want to become."""
 
-    def __init__(self, given: Sequence[Given], events: Sequence[Event], hashes: Hashes) -> None:
-        self.hashes = hashes
-        self.lengths = _lengths(given, events)
-        self.given = tuple(
+    given: tuple[Given, ...]
+    lengths: Mapping[int, int]
+    hashes: Hashes
+
+    @classmethod
+    def of_log(cls, given: Sequence[Given], events: Sequence[Event], hashes: Hashes) -> "Work":
+        """The commands of a log without what only followed from its schedule."""
+        kept = tuple(
             Given(
                 one.now, _with_stop(one.command) if isinstance(one.command, Submit) else one.command
             )
             for one in given
             if not isinstance(one.command, Finish)  # its length says it
         )
+        return cls(kept, _lengths(given, events), hashes)
 
 
 class Rerun:
     """The production scheduler over `work`, from the first recorded instant until all is done."""
 
-    def __init__(self, work: Work, config: KernelConfig, profile: ObservedProfile) -> None:
-        self._due = deque(work.given)
+    def __init__(self, work: Work, config: KernelConfig, profile: CostProfile) -> None:
+        self._given, self._applied = work.given, 0
         self._lengths = work.lengths
         self._config = config
         self._profile = profile
         self._clock = VirtualClock(start=work.given[0].now if work.given else 0)
-        self._scheduler = ForetoldScheduler(config, work.hashes)
+        self.scheduler = ForetoldScheduler(config, work.hashes)
         self._loop = self._new_loop()
-        self._events: list[Event] = []
+
+    @property
+    def now(self) -> int:
+        """Nanoseconds of virtual time."""
+        return self._clock.now()
 
     def run(self) -> list[Event]:
         """Everything decided."""
+        events: list[Event] = []
+        while self._advance():
+            events += self.scheduler.take_events()
+        return events + self.scheduler.take_events()
+
+    def advance(self) -> bool:
+        """One step of the model, or one jump over idle time; False when all is done."""
+        going_on = self._advance()
+        self.scheduler.take_events()
+        return going_on
+
+    def advance_until(self, wanted: Callable[[Command], bool]) -> Given:
+        """Go on until a wanted command is due, and return it. Raises ValueError if none comes."""
         while True:
-            due = self._take_due()  # may replace the loop
-            worked = self._loop.iterate(due)
-            self._scheduler.take_outputs()
-            self._events += self._scheduler.take_events()
-            if not worked and not self._skip():
-                return self._events
+            for one in self._given[self._applied :]:
+                if one.now > self.now:
+                    break
+                if wanted(one.command):
+                    return one
+            if not self.advance():
+                raise ValueError("the work has no such command, or it was applied already")
+
+    def fork(self, without: Callable[[Command], bool]) -> "Rerun":
+        """A copy that goes on from here without some of the commands that are left."""
+        done, left = self._given[: self._applied], self._given[self._applied :]
+        given = (*done, *(one for one in left if not without(one.command)))
+        shared = {id(one): one for one in (self._config, self._lengths)}
+        return deepcopy(self, {**shared, id(self._given): given})
+
+    def _advance(self) -> bool:
+        due = self._take_due()  # may replace the loop
+        worked = self._loop.iterate(due)
+        self.scheduler.take_outputs()
+        return worked or self._skip()
 
     def _new_loop(self) -> EngineLoop[StepResult]:
         source = TrueLengths(self._lengths, self._config.max_running)
         size = self._config.block_size
         executor = SimExecutor(self._profile, source, self._clock.advance, block_size=size)
-        return EngineLoop(self._scheduler, executor, self._clock.now)
+        return EngineLoop(self.scheduler, executor, self._clock.now)
 
     def _take_due(self) -> list[Command]:
         due: list[Command] = []
-        while self._due and self._due[0].now <= self._clock.now():
-            command = self._due.popleft().command
+        while self._applied < len(self._given) and self._given[self._applied].now <= self.now:
+            command = self._given[self._applied].command
+            self._applied += 1
             due.append(command)
             if isinstance(command, ExecutorLost):
                 self._loop = self._new_loop()
@@ -123,14 +163,14 @@ class Rerun:
 
     def _skip(self) -> bool:
         """Let time pass to the next instant at which anything can happen; False if none comes."""
-        now = self._clock.now()
-        wakeup = self._scheduler.next_wakeup(now)
+        left = self._applied < len(self._given)
+        wakeup = self.scheduler.next_wakeup(self.now)
         instants = [] if wakeup is None else [wakeup]
-        if self._due:
-            instants.append(self._due[0].now)
-        if not instants or not (self._due or self._scheduler.live()):
+        if left:
+            instants.append(self._given[self._applied].now)
+        if not instants or not (left or self.scheduler.live()):
             return False
-        self._clock.advance_to(max(now + 1, min(instants)))
+        self._clock.advance_to(max(self.now + 1, min(instants)))
         return True
 
 

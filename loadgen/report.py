@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean, pstdev
+from statistics import fmean, median, pstdev
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,8 @@ def tables(scenario: Scenario, runs: Sequence[Run]) -> list[Table]:
     found = [policy_table(runs)]
     if 1 < len(runs[0].figures["clients"]) <= CLIENTS_SHOWN:
         found.append(client_table(runs))
+    if any(client["returns"] for client in runs[0].figures["clients"]):
+        found.append(returns_table(runs))
     if any(run.figures["goodput"] for run in runs):
         found.append(goodput_table(runs, scenario.grid.baseline))
     return found
@@ -74,17 +76,14 @@ def policy_table(runs: Sequence[Run]) -> Table:
     """Header and one row a policy and rate scale: mean ± deviation, worst where it matters."""
     groups = _groups(runs)
     scaled = len({scale for _, scale in groups}) > 1
-    back = any(run.figures["returns"] for run in runs)
     shared = len(runs[0].figures["clients"]) > 1
     header = ("policy", *(("rate",) if scaled else ()), "seeds")
     header += (_FAIRNESS if shared else ()) + _LOAD
-    header += _RETURNS if back else ()
     rows = []
     for (policy, scale), group in groups.items():
         row = (policy, *((f"{scale:g}",) if scaled else ()), str(len(group)))
         row += _fairness(group) if shared else ()
         row += _load(group)
-        row += _returns(group) if back else ()
         rows.append(row)
     return header, rows
 
@@ -113,6 +112,74 @@ def client_table(runs: Sequence[Run]) -> Table:
             )
             rows.append(row)
     return header, rows
+
+
+def returns_table(runs: Sequence[Run]) -> Table:
+    """One row a policy, rate scale and client, over all seeds: what refusals promised, and what
+
+    became of those who came back. The last row of a scale, `all`, is over the clients.
+    """
+    rows: list[Row] = []
+    for (policy, scale), group in _groups(runs).items():
+        by_client: dict[str, list[dict[str, Any]]] = {}
+        for client in (one for run in group for one in run.figures["clients"]):
+            by_client.setdefault(client["client"], []).append(client["returns"])
+        everyone = [figures for many in by_client.values() for figures in many]
+        by_client |= {"all": everyone} if len(by_client) > 1 else {}
+        rows += [
+            (policy, f"{scale:g}", client, *_returns(figures))
+            for client, figures in by_client.items()
+        ]
+    return ("policy", "rate", "client", *_RETURNS), rows
+
+
+_RETURNS = (
+    "fresh taken in",
+    "fresh p50 TTFT",
+    "fresh p99 TTFT",
+    "refused",
+    "promised",
+    "promised returns taken in",
+    "other returns taken in",
+    "longest queue",
+    "hints checked",
+    "hint error",
+)
+
+
+def _returns(figures: Sequence[dict[str, Any]]) -> Row:
+    total = {name: sum(f[name] for f in figures) for name in _COUNTED}
+    times = [time for f in figures for time in f["fresh_ttft_seconds"]]
+    errors = [error for f in figures for error in f["hint_errors"]]
+    p50, p99 = np.percentile(times, (50, 99)).tolist() if times else (None, None)
+    return (
+        _share(total["fresh_admitted"], total["fresh"]),
+        "-" if p50 is None else f"{p50:.2f} s",
+        "-" if p99 is None else f"{p99:.2f} s",
+        str(total["refused"]),
+        _share(total["promised"], total["refused"]),
+        _share(total["promised_admitted"], total["promised_returned"]),
+        _share(total["others_admitted"], total["others_returned"]),
+        str(max(f["longest_queue"] for f in figures)),
+        str(len(errors)),
+        f"{median(errors):.1%}" if errors else "-",
+    )
+
+
+_COUNTED = (
+    "fresh",
+    "fresh_admitted",
+    "refused",
+    "promised",
+    "promised_returned",
+    "promised_admitted",
+    "others_returned",
+    "others_admitted",
+)
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}" if whole else "-"
 
 
 def goodput_table(runs: Sequence[Run], baseline: str | None) -> Table:
@@ -158,7 +225,6 @@ def markdown(header: Row, rows: Sequence[Row]) -> str:
 
 _FAIRNESS = ("Max", "Avg", "Var", "peak gap", "sup|ΔW| mean", "worst")
 _LOAD = ("tok/s", "p50 TTFT", "p99 TTFT", "batch", "recomputed", "rework time", "preempted")
-_RETURNS = ("hinted", "admitted on return")
 
 
 def _fairness(group: Sequence[Run]) -> Row:
@@ -191,16 +257,6 @@ def _rework_time(figures: dict[str, Any]) -> float:
     """Share of device time that went into recomputing and into waiting for swaps."""
     rework = figures["rework"]
     return float(rework["recompute_time_share"] + rework["swap_stall_share"])
-
-
-def _returns(group: Sequence[Run]) -> Row:
-    figures = [run.figures["returns"] for run in group]
-    refused = sum(f["refused"] for f in figures)
-    taken = [f["admitted_on_return"] for f in figures if f["admitted_on_return"] is not None]
-    return (
-        f"{sum(f['with_hint'] for f in figures) / refused:.1%}" if refused else "-",
-        f"{fmean(taken):.1%}" if taken else "-",
-    )
 
 
 def _seconds(figures: Sequence[dict[str, Any]], quantile: str) -> str:

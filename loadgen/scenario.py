@@ -87,11 +87,13 @@ class TraceReplay:
 class Returns:
     """Refused requests that were told when to retry come back then, at most `most` times.
 
-    `jitter` seconds, uniform, are added to the hint.
+    `jitter` seconds, uniform, are added to the hint. So many first refusals of a run are `checked`:
+    the run is replayed without the client to see what the hint should have been.
     """
 
     most: int = 0
     jitter: float = 0.0
+    checked: int = 0
 
 
 @dataclass(frozen=True, slots=True)

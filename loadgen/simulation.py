@@ -7,7 +7,7 @@ at which the scheduler itself wants to be woken.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import count
 
@@ -16,6 +16,7 @@ import numpy as np
 from engine.core.commands import Submit
 from engine.core.config import KernelConfig
 from engine.core.loop import EngineLoop
+from engine.core.loop import Recorder as Journal
 from engine.core.plan import Sampling
 from engine.core.scheduler import Scheduler
 from engine.sim.executor import SimExecutor
@@ -49,7 +50,10 @@ class Rules:
 
 
 class Simulation:
-    """One run. `recorder` is filled as it goes; `watch` sees every batch of events besides."""
+    """One run. `recorder` is filled as it goes; `watch` sees every batch of events besides, and
+
+    `journal` all that is done to the kernel. `lengths` are the true ones, by sequence.
+    """
 
     def __init__(
         self,
@@ -58,15 +62,16 @@ class Simulation:
         profile: CostProfile,
         rules: Rules,
         watch: Callable[[list[Event]], None] | None = None,
+        journal: Journal | None = None,
     ) -> None:
         meter = ReworkMeter(profile)
         self.recorder = Recorder(workload.flows, meter)
         self.clock = VirtualClock()
         self.scheduler = Scheduler(kernel)
-        self._lengths: dict[int, int] = {}
-        source = TrueLengths(self._lengths, kernel.max_running)
+        self.lengths: dict[int, int] = {}
+        source = TrueLengths(self.lengths, kernel.max_running)
         executor = SimExecutor(meter, source, self.clock.advance, block_size=kernel.block_size)
-        self._loop = EngineLoop(self.scheduler, executor, self.clock.now)
+        self._loop = EngineLoop(self.scheduler, executor, self.clock.now, journal)
         self.workload = workload
         self._rules = rules
         self._watch = watch
@@ -120,7 +125,7 @@ class Simulation:
     def _submit(self, request: Request) -> Submit:
         number = self._next_sequence
         self._next_sequence += 1
-        self._lengths[number] = request.output
+        self.lengths[number] = request.output
         self.recorder.expect(number, request)
         flow = self.workload.flows[request.client]
         declared = self._rules.lengths == "declared"
@@ -157,9 +162,5 @@ class Simulation:
             if event.retry_after is None or request.attempt >= returns.most:
                 continue
             jitter = int(self._random.random() * returns.jitter * NANOSECONDS)
-            again = replace(
-                request,
-                arrival=event.now + event.retry_after + jitter,
-                attempt=request.attempt + 1,
-            )
+            again = request.again(event.now + event.retry_after + jitter)
             heappush(self._arrivals, (again.arrival, next(self._order), again))

@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 
 from loadgen.fairness_metrics import service_gap, window_table
-from loadgen.goodput import COMPLETE, goodput, returns
+from loadgen.goodput import COMPLETE, goodput
+from loadgen.hints import Hint
 from loadgen.record import Fate, Path, Recorder
+from loadgen.returns import returns
 from loadgen.scenario import Scenario
 from loadgen.workload import Workload
 from telemetry.clock import NANOSECONDS
@@ -18,7 +20,13 @@ QUANTILES = (50, 95, 99)
 Summary = dict[str, Any]
 
 
-def summarise(scenario: Scenario, workload: Workload, recorder: Recorder, now: int) -> Summary:
+def summarise(
+    scenario: Scenario,
+    workload: Workload,
+    recorder: Recorder,
+    now: int,
+    hints: Sequence[Hint] = (),
+) -> Summary:
     """What `recorder` saw until `now` nanoseconds. Latencies leave the warm-up out."""
     fates = list(recorder.fates.values())
     start = scenario.measure_from * NANOSECONDS
@@ -46,8 +54,12 @@ def summarise(scenario: Scenario, workload: Workload, recorder: Recorder, now: i
             "sup_gap_pair": None if gap.pair is None else ["/".join(path) for path in gap.pair],
         },
         "goodput": goodput(measured, scenario.duration - scenario.measure_from),
-        "returns": returns(measured) if scenario.returns.most else None,
-        "clients": _clients(workload, dict(zip(log.paths, served.tolist(), strict=True)), measured),
+        "clients": _clients(
+            workload,
+            dict(zip(log.paths, served.tolist(), strict=True)),
+            measured,
+            _returns_of(scenario, workload, recorder, measured, hints),
+        ),
     }
 
 
@@ -129,15 +141,40 @@ def _rework(recorder: Recorder) -> dict[str, Any]:
     }
 
 
+def _returns_of(
+    scenario: Scenario,
+    workload: Workload,
+    recorder: Recorder,
+    fates: Sequence[Fate],
+    hints: Sequence[Hint],
+) -> list[dict[str, Any] | None]:
+    """By client; None where nobody ever comes back."""
+    if not scenario.returns.most:
+        return [None for _ in workload.flows]
+    return [
+        {
+            **returns(
+                [fate for fate in fates if fate.request.client == client],
+                [hint for hint in hints if hint.client == client],
+            ),
+            "longest_queue": recorder.longest_queue(tuple(node.name for node in flow)),
+        }
+        for client, flow in enumerate(workload.flows)
+    ]
+
+
 def _clients(
-    workload: Workload, served: dict[Path, float], fates: Sequence[Fate]
+    workload: Workload,
+    served: dict[Path, float],
+    fates: Sequence[Fate],
+    returned: Sequence[dict[str, Any] | None],
 ) -> list[dict[str, Any]]:
     """`served` holds cost units over weight by path, from the warm-up to the last arrival."""
     by_client: list[list[Fate]] = [[] for _ in workload.flows]
     for fate in fates:
         by_client[fate.request.client].append(fate)
     rows = []
-    for flow, own in zip(workload.flows, by_client, strict=True):
+    for flow, own, back in zip(workload.flows, by_client, returned, strict=True):
         path = tuple(node.name for node in flow)
         rows.append(
             {
@@ -148,6 +185,7 @@ def _clients(
                 "service": served[path] * flow[-1].weight,
                 "ttft": _quantiles(_first_token_times(own)),
                 "ttft_seconds": [round(value, 4) for value in _first_token_times(own)],
+                "returns": back,
             }
         )
     return rows

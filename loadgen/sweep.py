@@ -8,8 +8,11 @@ from multiprocessing import get_context
 from time import perf_counter
 from typing import Any
 
+from engine.core.loop import Recorder
 from loadgen.data import DataFolder
+from loadgen.hints import CommandList, check, sample
 from loadgen.kernel_config import kernel_config, length_knowledge
+from loadgen.replay import Rerun, Work
 from loadgen.scenario import Scenario
 from loadgen.simulation import Rules, Simulation
 from loadgen.summary import summarise
@@ -52,7 +55,9 @@ def cells(
     return [Cell(*cell) for cell in product(policies, scales, range(seeds or scenario.grid.seeds))]
 
 
-def prepare(scenario: Scenario, cell: Cell, data: DataFolder) -> Simulation:
+def prepare(
+    scenario: Scenario, cell: Cell, data: DataFolder, journal: Recorder | None = None
+) -> Simulation:
     """The simulation of one cell. Raises ScenarioError for what the scenario has wrong."""
     profile = scenario.device.noise_free()
     workload = make_workload(scenario, cell.seed, cell.scale, data, profile)
@@ -65,15 +70,23 @@ def prepare(scenario: Scenario, cell: Cell, data: DataFolder) -> Simulation:
         seed=cell.seed,
     )
     kernel = kernel_config(scenario, cell.policy, profile.link)
-    return Simulation(workload, kernel, scenario.device.build(cell.seed), rules)
+    device = scenario.device.build(cell.seed)
+    return Simulation(workload, kernel, device, rules, journal=journal)
 
 
 def run_cell(scenario: Scenario, cell: Cell, data: DataFolder) -> Run:
     """Simulate one cell and take its figures."""
     started = perf_counter()
-    simulation = prepare(scenario, cell, data)
+    commands = CommandList()
+    checked = scenario.returns.checked
+    simulation = prepare(scenario, cell, data, commands if checked else None)
     recorder = simulation.run()
-    figures = summarise(scenario, simulation.workload, recorder, simulation.clock.now())
+    hints = []
+    if checked:
+        work = Work(tuple(commands.given), simulation.lengths, {})
+        again = Rerun(work, simulation.scheduler.config, scenario.device.build(cell.seed))
+        hints = check(again, recorder.fates, sample(recorder.fates, checked))
+    figures = summarise(scenario, simulation.workload, recorder, simulation.clock.now(), hints)
     return Run(cell, figures, perf_counter() - started)
 
 

@@ -34,6 +34,18 @@ class Request:
     origin: int = 0
     attempt: int = 0
 
+    def again(self, arrival: int) -> "Request":
+        """The same request sent once more, with as much time for it."""
+        later = arrival - self.arrival
+        first, last = self.first_token_deadline, self.deadline
+        return replace(
+            self,
+            arrival=arrival,
+            first_token_deadline=None if first is None else first + later,
+            deadline=None if last is None else last + later,
+            attempt=self.attempt + 1,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:

@@ -9,7 +9,7 @@ from engine.sim.jitter import JitteredProfile
 from engine.sim.profile import A10G_LLAMA2_7B, StepShape
 from gateway.cli import main
 from loadgen.data import DataFolder
-from loadgen.goodput import goodput, returns
+from loadgen.goodput import goodput
 from loadgen.meter import ReworkMeter
 from loadgen.record import Fate
 from loadgen.report import goodput_table, policy_table, tables
@@ -168,22 +168,6 @@ def test_on_time_shares_by_thirds_of_length():
     found = goodput(fates, 1.0)  # only the last, which ends at 6, is late
     assert found["by_prompt"] == [1.0, 1.0, 0.5]
     assert found["by_output"] == [0.5, 1.0, 1.0]
-
-
-def test_returns_by_hand():
-    fates = [
-        request_fate(None, None, cause=Cause.QUEUE_FULL, retry_after=5),
-        request_fate(None, None, cause=Cause.QUEUE_FULL, retry_after=5),
-        request_fate(None, None, cause=Cause.TOO_LARGE),
-        Fate(Request(5, 0, 1, 1, attempt=1), arrived=5),
-        Fate(Request(5, 0, 1, 1, attempt=1), cause=Cause.QUEUE_FULL, retry_after=5),
-    ]
-    assert returns(fates) == {
-        "refused": 4,
-        "with_hint": 3,
-        "returned": 2,
-        "admitted_on_return": 0.5,
-    }
 
 
 def test_a_missed_completion_is_not_on_time():
