@@ -92,7 +92,7 @@ class Outcome:
 
 
 class Timeline:
-    """When each request got its first token and ended. Sequence i is the i-th request, from 1."""
+    """When each request got its first token and ended. Sequences are numbered in their order."""
 
     def __init__(self) -> None:
         self._first: dict[int, int] = {}
@@ -118,7 +118,7 @@ class Timeline:
         if len(self._ended) < len(requests) or len(self._first) < len(requests):
             raise LiveError(f"only {len(self._ended)} of {len(requests)} requests were answered")
         waits: dict[str, list[float]] = {}
-        for number, request in enumerate(requests, start=1):
+        for number, request in zip(sorted(self._first), requests, strict=True):
             tenant = workload.flows[request.client][0].name
             wait = (self._first[number] - start - request.arrival) / NANOSECONDS
             waits.setdefault(tenant, []).append(wait)

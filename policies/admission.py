@@ -43,10 +43,12 @@ class AdmissionConfig:
     """`mode` and `on_infeasible` hold for tenants that choose nothing else.
 
     `length_quantile` is the share of outputs that are at most as long as what must fit before a
-    completion deadline: low, since callers know better than we how much they ask for. `density` is
-    the load in device seconds per second above which the goodput mode sheds, seen over the last
-    `density_window` arrivals; `memory_slack` how much more KV than the pool holds may be running or
-    waiting in that mode, as a share of the pool, and `memory_headroom` the share left out of that.
+    completion deadline: low, since callers know better than we how much they ask for.
+    `waiting_share` is the part of the time until then that may pass before the request starts.
+    `density` is the load in device seconds per second above which the goodput mode sheds, seen over
+    the last `density_window` arrivals; `memory_slack` how much more KV than the pool holds may be
+    running or waiting in that mode, as a share of the pool; `memory_room` for how many requests of
+    its size there must be room when one is let in.
     `urgent_steps`: a waiter whose first-token slack falls below this many steps takes the place of
     the cheapest running work of its tenant that has no deadline left; 0 never. `drop_hopeless` ends
     waiting work as soon as it can no longer meet its deadline, rather than when that passes.
@@ -56,10 +58,11 @@ class AdmissionConfig:
     mode: str = "feasible"
     on_infeasible: str = OnInfeasible.REJECT.value
     length_quantile: float = 0.1
-    density: float = 0.8
+    waiting_share: float = 0.05
+    density: float = 0.9
     density_window: int = 200
-    memory_slack: float = 0.15
-    memory_headroom: float = 0.02
+    memory_slack: float = 0.08
+    memory_room: float = 4.0
     urgent_steps: float = 3.0
     drop_hopeless: bool = True
     displace: bool = True
@@ -73,14 +76,16 @@ class AdmissionConfig:
             raise ValueError(f"on_infeasible must be one of {names}, not {self.on_infeasible!r}")
         if not 0 < self.length_quantile < 1:
             raise ValueError(f"length_quantile must be in (0, 1), not {self.length_quantile}")
+        if not 0 <= self.waiting_share <= 1:
+            raise ValueError(f"waiting_share must be in [0, 1], not {self.waiting_share}")
         if not self.density > 0:
             raise ValueError(f"density must be greater than 0, not {self.density}")
         if self.density_window < 2:
             raise ValueError(f"density_window must be at least 2, not {self.density_window}")
         if not self.memory_slack >= 0:
             raise ValueError(f"memory_slack must be at least 0, not {self.memory_slack}")
-        if not 0 <= self.memory_headroom < 1:
-            raise ValueError(f"memory_headroom must be in [0, 1), not {self.memory_headroom}")
+        if not self.memory_room >= 1:
+            raise ValueError(f"memory_room must be at least 1, not {self.memory_room}")
         if not self.urgent_steps >= 0:
             raise ValueError(f"urgent_steps must be at least 0, not {self.urgent_steps}")
 
@@ -204,10 +209,27 @@ class DensityGate:
         return (now - self._arrivals[0][0]) / 1e9
 
 
-def memory_open(spoken_for: float, needed: int, pool: int, config: AdmissionConfig) -> bool:
-    """Whether `needed` more tokens of KV may be asked for when `spoken_for` are in use or wanted by
+def memory_claim(needed: int, pool: int, config: AdmissionConfig) -> float:
+    """Tokens of KV that must not be spoken for yet when a request needs `needed` of them.
 
-    those who stand before the request.
+    Several times what it takes, so that memory which is scarce is left to those who take little of
+    it (trunk reservation, as in telephone networks); but of the pool no more than half for that.
     """
-    room = (1 + config.memory_slack - config.memory_headroom) * pool
-    return spoken_for + needed <= room
+    return max(needed, min(config.memory_room * needed, pool / 2))
+
+
+def memory_over(spoken_for: float, claim: float, pool: int, config: AdmissionConfig) -> float:
+    """By how many tokens a claim exceeds what may be asked for beside `spoken_for`, which are in
+
+    use or wanted by those who stand before the request; at most 0 if it does not.
+    """
+    return spoken_for + claim - (1 + config.memory_slack) * pool
+
+
+def planned_seconds(finish_in: float, prompt_seconds: float, config: AdmissionConfig) -> float:
+    """What the caller of a request that is to end in `finish_in` seconds left for its output.
+
+    Whoever sets a deadline knows more than we of the length asked for, and means little of the time
+    to be spent waiting.
+    """
+    return (1 - config.waiting_share) * finish_in - prompt_seconds

@@ -39,8 +39,12 @@ def _start(state: KernelState, probe: Sequence, ahead: Backlog) -> float:
     share = min(1.0, (work - own) / queued) if queued > 0 else 0.0  # of what waits, served before
     tokens = len(probe.tokens) + share * total.tokens
     slots = state.config.max_running - state.batch.running
-    room = min(1.0, free_tokens(state) / tokens, slots / (1 + share * total.sequences))
-    return work * (1.0 - room) / state.outlook.pace
+    slot_room = min(1.0, slots / (1 + share * total.sequences))
+    over = max(0.0, tokens - free_tokens(state))
+    # memory comes free by the token: whoever needs little of it waits for little
+    mean = state.outlook.mean_entry
+    for_memory = over * price.of(1, mean) / mean
+    return max(work * (1.0 - slot_room), for_memory) / state.outlook.pace
 
 
 def before(state: KernelState, probe: Sequence) -> Backlog:

@@ -15,13 +15,17 @@ from policies.admission import (
     Verdict,
     Wish,
     decide,
-    memory_open,
+    memory_claim,
+    memory_over,
+    planned_seconds,
 )
 from policies.drain import Level, drained_by
 from policies.fairness.tree import Flow
 from telemetry.admission_events import DeadlineInfeasible
 from telemetry.events import Cause
 from tenants.choices import OnInfeasible
+
+NEARLY_ALL = 0.99  # of outputs are no longer than what is thought to be possible
 
 SENTENCES = {
     Ground.FIRST_TOKEN: "its first token is predicted in {first:.1f} s and due in {due:.1f} s",
@@ -46,7 +50,7 @@ def output_cap(
         return submit.max_tokens
     # In goodput mode the gates say whether it starts soon.
     start = 0.0 if mode == "goodput" or claimed else start_seconds(state, probe, now)
-    forecast = _forecast(state, probe, start)
+    forecast = _forecast(state, probe, start, wish)
     closed = None
     if mode == "goodput" and not claimed and state.outlook.ready:
         closed = _closed_gate(state, probe, cost, now)
@@ -58,7 +62,7 @@ def output_cap(
     return decision.max_tokens
 
 
-def spoken_for(state: KernelState, flow: Flow, need: int) -> float:
+def spoken_for(state: KernelState, flow: Flow, need: float) -> float:
     """KV tokens wanted by what runs and waits of a tenant, and by others as far as they come first.
 
     `need` tokens more are asked for by `flow`.
@@ -99,15 +103,20 @@ def _seconds_left(deadline: int | None, now: int) -> float | None:
     return None if deadline is None else (deadline - now) / SECOND
 
 
-def _forecast(state: KernelState, probe: Sequence, start: float) -> Forecast:
-    outlook, prompt = state.outlook, probe.prompt_length
-    first = start + outlook.first_token_seconds(prompt)
-    token = outlook.token_seconds(prompt)
-    likely = outlook.lengths.of(probe.lineage.tenant).quantile(
-        state.config.policy.admission.length_quantile
-    )
-    length = min(likely, probe.max_tokens) if outlook.ready else 1
-    return Forecast(start, first, first + (length - 1) * token, token)
+def _forecast(state: KernelState, probe: Sequence, start: float, wish: Wish) -> Forecast:
+    outlook, prompt, admission = state.outlook, probe.prompt_length, state.config.policy.admission
+    prompt_seconds = outlook.first_token_seconds(prompt)
+    token, output = outlook.token_seconds(prompt), 0.0
+    if outlook.ready:
+        lengths = outlook.lengths.of(probe.lineage.tenant)
+        least = lengths.quantile(admission.length_quantile)
+        most = min(lengths.quantile(NEARLY_ALL), probe.max_tokens)
+        output = (min(least, most) - 1) * token
+        if wish.finish_in is not None:
+            planned = planned_seconds(wish.finish_in, prompt_seconds, admission)
+            output = min(max(output, planned), (most - 1) * token)
+    first = start + prompt_seconds
+    return Forecast(start, first, first + output, token)
 
 
 def _note_load(state: KernelState, submit: Submit, probe: Sequence, now: int) -> float:
@@ -123,17 +132,20 @@ def _note_load(state: KernelState, submit: Submit, probe: Sequence, now: int) ->
 
 def _closed_gate(state: KernelState, probe: Sequence, cost: float, now: int) -> Ground | None:
     """The goodput gate that keeps the probe out; each works within its tenant's own share."""
-    config, outlook, tenant = state.config, state.outlook, probe.lineage.tenant
-    admission = config.policy.admission
+    outlook, tenant = state.outlook, probe.lineage.tenant
     weight = _top(state, probe.flow).weight
-    rate = outlook.offered.rate_for(tenant, weight, admission.density, now)
+    rate = outlook.offered.rate_for(tenant, weight, state.config.policy.admission.density, now)
     if cost > outlook.gate(tenant).threshold(now, rate):
         return Ground.DENSITY
-    need = probe.prompt_length + 1
+    return Ground.MEMORY if _memory_over(state, probe)[0] > 0 else None
+
+
+def _memory_over(state: KernelState, probe: Sequence) -> tuple[float, float]:
+    """By how many tokens the probe's claim on memory exceeds what there is, and the claim."""
+    config, admission = state.config, state.config.policy.admission
     pool = config.num_blocks * config.block_size
-    if not memory_open(spoken_for(state, probe.flow, need), need, pool, admission):
-        return Ground.MEMORY
-    return None
+    claim = memory_claim(probe.prompt_length + 1, pool, admission)
+    return memory_over(spoken_for(state, probe.flow, claim), claim, pool, admission), claim
 
 
 def _top(state: KernelState, flow: Flow) -> Flow:
@@ -203,11 +215,8 @@ def _wait(
         return excess if excess <= forecast.start else None
     if ground is Ground.DENSITY:
         return None
-    config, need = state.config, probe.prompt_length + 1
-    admission, pool = config.policy.admission, config.num_blocks * config.block_size
-    room = (1 + admission.memory_slack - admission.memory_headroom) * pool
-    over = spoken_for(state, probe.flow, need) + need - room
-    return cost * min(1.0, over / need) / state.outlook.pace
+    over, claim = _memory_over(state, probe)
+    return cost * min(over, claim) / (probe.prompt_length + 1) / state.outlook.pace
 
 
 def watch_newcomer(state: KernelState, submit: Submit, sequence: Sequence) -> None:

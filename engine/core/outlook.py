@@ -12,7 +12,7 @@ from policies.output_length import LengthEstimate, OutputLengths
 from policies.step_time import StepTimeModel, StepWork
 from telemetry.events import Cause
 
-RECENT = 0.02  # weight of a new step in the mean step time
+RECENT = 0.02  # weight of a new step, or of a new entry, in a running mean
 FADING = 0.998  # of what the pace is measured by, a step
 BELIEF = 5.0  # seconds' worth of belief that prices are right
 PROBE = 512  # tokens of the prompt by which the price of a prompt token is measured
@@ -45,6 +45,7 @@ class Outlook:
         self.lengths = OutputLengths(config.max_flows)
         self.offered = OfferedLoad(config.max_flows)
         self.step_seconds = 0.0  # running mean
+        self.mean_entry = 0.0  # tokens with which sequences enter, running mean
         self._gates: OrderedDict[str, DensityGate] = OrderedDict()
         self._entered = 0.0  # device seconds of work that entered backlogged steps, fading
         self._elapsed = 0.0  # seconds of those steps
@@ -53,6 +54,9 @@ class Outlook:
         """A step took `seconds`; `backlogged` if work was left waiting."""
         weight = RECENT if self.step_seconds else 1.0
         self.step_seconds += weight * (seconds - self.step_seconds)
+        for join in plan.joined:
+            weight = RECENT if self.mean_entry else 1.0
+            self.mean_entry += weight * (len(join.tokens) - self.mean_entry)
         if backlogged:
             self._entered = FADING * self._entered + self._work_of(plan.joined)
             self._elapsed = FADING * self._elapsed + seconds

@@ -7,10 +7,11 @@ import numpy as np
 from engine.core.admission import next_in
 from engine.core.memory import entry_blocks, fits, promised_blocks, shortage
 from engine.core.preempt import computed_of, mode_for, pause, preempt
-from engine.core.sequence import Sequence
+from engine.core.sequence import Sequence, State
 from engine.core.state import KernelState
 from policies.fairness.lag import (
     lag_of,
+    lags,
     leaves,
     outpaces,
     standing,
@@ -36,17 +37,22 @@ def relieve_lag(state: KernelState, now: int) -> None:
     if state.config.policy.batching == "static" and state.batch_is_old:
         return  # nobody may enter before the batch has ended
     poor = state.next_flow(now)
-    if poor is None or not too_far_ahead(poor, state.allowed_lead):
+    ahead = [] if poor is None else too_far_ahead(poor, state.allowed_lead)
+    if not ahead:
         return
-    state.yielding = leaves(too_far_ahead(poor, state.allowed_lead))
+    if state.batch.full and not any(node.running for node in ahead):
+        state.stand_back = leaves(ahead)  # they have no slot that could be taken, nor shall get one
+        return
+    state.yielding = leaves(ahead)
     relief = _Relief(state, now)
-    served: set[Flow] = set()
-    while poor is not None and too_far_ahead(poor, state.allowed_lead):
-        if not relief.make_room(poor):
-            state.stand_back = leaves(too_far_ahead(poor, state.allowed_lead))
+    for poor in state.line(now):
+        if not lags(poor, state.allowed_lead):
             return
-        served.add(poor)
-        poor = state.next_flow(now, served)
+        if not relief.make_room(poor):
+            # whoever is too far ahead of those that come later is so of this one
+            state.stand_back = state.stand_back or leaves(too_far_ahead(poor, state.allowed_lead))
+        if relief.spent:
+            return
 
 
 def _prompt_tokens(state: KernelState) -> int:
@@ -69,8 +75,11 @@ class _Relief:
         self._spoken_for = promised_blocks(state) + batch.running // config.block_size
         self._placed = 0
         self._taken = 0
-        holders = {sequence.flow for sequence in (*batch.live(), *state.paused.values())}
-        self._rich = sorted(holders, key=standing, reverse=True)
+        self.spent = False  # nothing more can be done in this step
+        self._held: dict[Flow, list[Sequence]] = {}
+        for sequence in (*batch.live(), *state.paused.values()):
+            self._held.setdefault(sequence.flow, []).append(sequence)
+        self._rich = sorted(self._held, key=standing, reverse=True)
 
     def make_room(self, poor: Flow) -> bool:
         """Take running work back until the first waiter of `poor` finds a place; and further ones
@@ -81,15 +90,18 @@ class _Relief:
         min_chunk = self._state.config.min_chunk
         for more, head in enumerate(self._line(poor)):
             if self._budget < min(min_chunk, len(head.tokens)):
+                self.spent = True
                 return False
-            # fixed beforehand: the bills for the first victims close the gap
-            rich = [f for f in self._rich if lag_of(poor, f) > self._state.allowed_lead]
+            # as it was: the bills for the first victims close the gap
+            was = {node: node.counter for node in poor.upward()}
             first = True
             while (short := self._lacks(head)) is not None:
-                if self._placed and self._taken >= MOST_VICTIMS:
+                self.spent = self._placed > 0 and self._taken >= MOST_VICTIMS
+                victim = None if self.spent else self._victim(poor, was, short)
+                if victim is None:
+                    self.spent = True
                     return False
-                victim = self._victim(rich, short)
-                if victim is None or (more and not outpaces(victim.flow, poor, more)):
+                if more and not outpaces(victim.flow, poor, more):
                     return False
                 keeps_kv = not short and self._state.config.policy.pause
                 if not keeps_kv and not self._is_worth_it(victim, poor, short):
@@ -116,17 +128,17 @@ class _Relief:
         free = state.config.max_running - state.batch.running
         return 0 if free <= self._placed else None
 
-    def _victim(self, rich: list[Flow], short: int) -> Sequence | None:
-        """The cheapest work of the first of `rich` that holds anything; None if none does.
+    def _victim(self, poor: Flow, was: dict[Flow, float], short: int) -> Sequence | None:
+        """The cheapest work of the flow furthest ahead that holds anything; None if none does that
 
-        Paused work counts where blocks are short: the least computed work that frees `short` blocks
-        at once, else the most that comes free. Among equals the last in line.
+        was too far ahead of `poor`. Paused work counts where blocks are short: the least computed
+        work that frees `short` blocks at once, else the most that comes free. Among equals the last
+        in line.
         """
-        state = self._state
-        able = [*state.batch.live(), *state.paused.values()] if short else state.batch.live()
-        for flow in rich:
-            own = [sequence for sequence in able if sequence.flow is flow]
-            if own:
+        lead = self._state.allowed_lead
+        for flow in self._rich:
+            own = [s for s in self._held[flow] if short or s.state is State.RUNNING]
+            if own and lag_of(poor, flow, was) > lead:
                 return min(own, key=lambda sequence: self._rank(sequence, short))
         return None
 
@@ -159,3 +171,5 @@ class _Relief:
         take = preempt if short or not self._state.config.policy.pause else pause
         take(self._state, victim, PreemptReason.LAG, head, self._now)
         self._taken += 1
+        if victim.state is not State.PAUSED:
+            self._held[victim.flow].remove(victim)

@@ -1,7 +1,7 @@
 """The state of one kernel, and the few ways in which a sequence changes its place in it."""
 
 from collections import OrderedDict, deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -125,6 +125,10 @@ class KernelState:
             found = self.rule.pick(self.tree, lambda _flow: True, self.head, now)
             self._next_flow = (asked, found)
         return self._next_flow[1]
+
+    def line(self, now: int) -> Iterator[Flow]:
+        """The flows to serve, in order; see `Rule.line`."""
+        return self.rule.line(self.tree, self.head, now)
 
     def head(self, flow: Flow) -> Head:
         """What fairness may know of the first waiter of `flow`."""

@@ -1,5 +1,7 @@
 """Bounded lag: when a backlogged flow has fallen too far behind, somebody else gives way."""
 
+from collections.abc import Mapping
+
 from policies.fairness.tree import Flow
 
 
@@ -16,18 +18,32 @@ def too_far_ahead(poor: Flow, allowed_lead: float) -> list[Flow]:
     return ahead
 
 
+def lags(poor: Flow, allowed_lead: float) -> bool:
+    """Whether anybody has been served more than backlogged `poor` by over `allowed_lead`."""
+    return any(
+        sibling.counter > node.counter + allowed_lead and sibling.live
+        for node in poor.upward()
+        for sibling in node.above.children.values()
+    )
+
+
 def standing(flow: Flow) -> tuple[tuple[float, str], ...]:
     """Sort key: how much `flow` has been served, its outermost level first."""
-    return tuple((node.counter, node.path[-1]) for node in reversed(list(flow.upward())))
+    line = [(node.counter, node.path[-1]) for node in flow.upward()]
+    return tuple(reversed(line))
 
 
-def lag_of(poor: Flow, rich: Flow) -> float:
+def lag_of(poor: Flow, rich: Flow, was: Mapping[Flow, float] | None = None) -> float:
     """How much less `poor`'s side was served than that of `rich`, at the level where they part.
 
-    0 where one belongs to the other.
+    0 where one belongs to the other. `was` are counters of `poor`'s side to go by instead of those
+    of now.
     """
     sides = _sides(rich, poor)
-    return 0.0 if sides is None else sides[0].counter - sides[1].counter
+    if sides is None:
+        return 0.0
+    ahead, behind = sides
+    return ahead.counter - (behind.counter if was is None else was[behind])
 
 
 def weight_beside(poor: Flow, rich: Flow) -> float:
@@ -49,12 +65,16 @@ def outpaces(rich: Flow, poor: Flow, more: int) -> bool:
 
 
 def _sides(one: Flow, other: Flow) -> tuple[Flow, Flow] | None:
+    if one.parent is other.parent:
+        return None if one is other else (one, other)
     downward = zip(reversed(list(one.upward())), reversed(list(other.upward())), strict=False)
     return next(((a, b) for a, b in downward if a is not b), None)
 
 
 def leaves(nodes: list[Flow]) -> frozenset[Flow]:
     """`nodes` and all flows below them that have live work."""
+    if not any(node.children for node in nodes):
+        return frozenset(nodes)
     found: set[Flow] = set()
     left = list(nodes)
     while left:

@@ -4,7 +4,8 @@ Every policy answers the same questions through `Rule`; the kernel does not know
 `Head` is what a rule may know of a flow's first waiter.
 """
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import inf, isinf
 from operator import attrgetter
@@ -32,6 +33,7 @@ Usable = Callable[[Flow], bool]
 
 
 _PATH = attrgetter("path")
+_STANDING = attrgetter("counter", "path")
 
 
 class Rule(Protocol):
@@ -39,6 +41,13 @@ class Rule(Protocol):
 
     def pick(self, tree: FlowTree, usable: Usable, head: HeadOf, now: int) -> Flow | None:
         """The flow to serve next among those with waiters that `usable` accepts."""
+        ...
+
+    def line(self, tree: FlowTree, head: HeadOf, now: int) -> Iterator[Flow]:
+        """The flows with waiters, each as `pick` would choose it if those before were unusable.
+
+        Counters may change meanwhile; that of a flow matters until its turn has come.
+        """
         ...
 
     def prepay(self, flow: Flow, max_tokens: int) -> int:
@@ -54,8 +63,17 @@ class Rule(Protocol):
         ...
 
 
-class _Plain:
+class _Plain(ABC):
     """What most policies answer: nothing is prepaid, nothing happens at admission or in time."""
+
+    @abstractmethod
+    def pick(self, tree: FlowTree, usable: Usable, head: HeadOf, now: int) -> Flow | None: ...
+
+    def line(self, tree: FlowTree, head: HeadOf, now: int) -> Iterator[Flow]:
+        passed: set[Flow] = set()
+        while (flow := self.pick(tree, lambda f: f not in passed, head, now)) is not None:
+            yield flow
+            passed.add(flow)
 
     def prepay(self, _flow: Flow, _max_tokens: int) -> int:
         return 0
@@ -86,20 +104,39 @@ class Counters(_Plain):
     def pick(self, tree: FlowTree, usable: Usable, head: HeadOf, now: int) -> Flow | None:  # noqa: ARG002
         return self._descend(tree.root, usable, head)
 
+    def line(self, tree: FlowTree, head: HeadOf, now: int) -> Iterator[Flow]:  # noqa: ARG002
+        return self._line(tree.root, head)
+
+    def _line(self, node: Flow, head: HeadOf) -> Iterator[Flow]:
+        if node.own:
+            yield node
+        waiting = sorted(node.waiting.values(), key=_STANDING)
+        if not self._debt:
+            for child in waiting:
+                yield from self._line(child, head)
+        while self._debt and waiting:
+            child = self._first(waiting, head)
+            waiting.remove(child)
+            yield from self._line(child, head)
+
     def _descend(self, node: Flow, usable: Usable, head: HeadOf) -> Flow | None:
         if node.own and usable(node):
             return node
-        waiting = list(node.waiting.values())
+        waiting = [child for child in node.waiting.values() if child.waiting or usable(child)]
         while waiting:
-            child = _least(waiting)
-            if self._debt:
-                near = [c for c in waiting if c.counter <= child.counter + self._debt]
-                child = min(near, key=lambda c: (_nearest(c, head), c.counter, c.path))
+            child = self._first(waiting, head)
             found = self._descend(child, usable, head)
             if found is not None:
                 return found
             waiting.remove(child)
         return None
+
+    def _first(self, waiting: list[Flow], head: HeadOf) -> Flow:
+        child = _least(waiting)
+        if not self._debt:
+            return child
+        near = [c for c in waiting if c.counter <= child.counter + self._debt]
+        return min(near, key=lambda c: (_nearest(c, head), c.counter, c.path))
 
 
 def _least(flows: list[Flow]) -> Flow:

@@ -231,20 +231,17 @@ class FlowTree:
 
     def charge(self, flow: Flow, cost: float) -> None:
         """Count `cost` units of service against `flow` and all it belongs to."""
-        self.version += 1
-        node: Flow | None = flow
-        while node is not None:  # the root's own counter means nothing
-            node.counter += cost / node.weight
-            node = node.parent
+        self.charge_all([flow], [cost])
 
     def charge_all(self, flows: list[Flow], costs: list[float]) -> None:
         """The same for many flows at once."""
         self.version += 1
+        root = self._root
         for flow, cost in zip(flows, costs, strict=True):
-            node: Flow | None = flow
-            while node is not None:
+            node = flow
+            while node is not root:
                 node.counter += cost / node.weight
-                node = node.parent
+                node = node.parent or root
 
     @property
     def root(self) -> Flow:

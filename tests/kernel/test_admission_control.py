@@ -111,6 +111,42 @@ def test_nothing_is_refused_on_a_guess():
     assert number not in world.ended
 
 
+def test_time_to_wait_is_what_a_deadline_leaves_beside_the_longest_output():
+    """The wait is over a twentieth of the deadline, so only a deadline that leaves room for the
+
+    whole output cap of 60 tokens beside it can be kept for sure.
+    """
+    world = learned()
+    backlog(world)
+    (probe,) = world.submit("a", 20, 60, **completion(world, 1e-6))
+    forecast = world.ended[probe].forecast
+    assert forecast.start > 1.0
+    tight = completion(world, forecast.start + 45 * forecast.token)
+    far = completion(world, forecast.start + 70 * forecast.token)
+    (refused,) = world.submit("a", 20, 60, on_infeasible="route", **tight)
+    assert cause(world, refused) is Cause.DEADLINE_INFEASIBLE
+    (ample,) = world.submit("a", 20, 60, **far)
+    (capped,) = world.submit("a", 20, 9, **tight)
+    assert ample not in world.ended
+    assert capped not in world.ended
+
+
+def test_goodput_keeps_the_last_of_the_memory_for_small_requests():
+    """Some 420 of 640 tokens are in use: the rest is less than 4 x 71 and more than 4 x 21."""
+    goodput = AdmissionConfig(mode="goodput", density=10.0, memory_slack=0.0)
+    world = learned(goodput, num_blocks=40)
+    for _ in range(3):
+        world.submit("a", 140, 20)
+    while world.scheduler.running < 3:
+        world.step()
+    due = first_token_due(world, 60.0)
+    (large,) = world.submit("a", 70, 20, **due)
+    (small,) = world.submit("a", 20, 20, **due)
+    assert cause(world, large) is Cause.DEADLINE_INFEASIBLE
+    assert [event.ground for event in world.of(DeadlineInfeasible)] == ["memory"]
+    assert small not in world.ended
+
+
 @pytest.mark.parametrize("choice", ["degrade", "partial", "accept", "reject", "route"])
 def test_a_tenant_chooses_what_becomes_of_work_that_would_end_late(choice):
     world = learned()

@@ -15,7 +15,9 @@ from policies.admission import (
     Verdict,
     Wish,
     decide,
-    memory_open,
+    memory_claim,
+    memory_over,
+    planned_seconds,
 )
 from tenants.choices import OnInfeasible
 
@@ -131,10 +133,22 @@ def test_what_passes_loads_no_more_than_the_rate(costs, rate):
         assert sum(costs) / (now / SECOND) <= rate + 1e-9
 
 
-def test_the_memory_gate_counts_headroom_and_slack():
-    config = AdmissionConfig(memory_slack=0.05, memory_headroom=0.02)
-    assert memory_open(10_000, 300, 10_000, config)
-    assert not memory_open(10_000, 301, 10_000, config)
+def test_the_memory_gate_leaves_room_for_several_of_a_size():
+    config = AdmissionConfig(memory_slack=0.08, memory_room=4.0)
+    assert memory_claim(100, 10_000, config) == 400
+    assert memory_over(10_400, 400, 10_000, config) == pytest.approx(0.0)
+    assert memory_over(10_401, 400, 10_000, config) == pytest.approx(1.0)
+
+
+def test_a_large_request_is_let_in_when_half_of_the_memory_is_free():
+    config = AdmissionConfig(memory_slack=0.0, memory_room=4.0)
+    assert memory_claim(2_000, 10_000, config) == 5_000
+    assert memory_claim(6_000, 10_000, config) == 6_000  # it needs more than half by itself
+
+
+def test_most_of_the_time_to_a_deadline_is_taken_to_be_meant_for_the_output():
+    config = AdmissionConfig(waiting_share=0.1)
+    assert planned_seconds(10.0, 0.5, config) == pytest.approx(8.5)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +161,8 @@ def test_the_memory_gate_counts_headroom_and_slack():
         {"density_window": 1},
         {"memory_slack": -1.0},
         {"on_infeasible": "hope"},
-        {"memory_headroom": 1.0},
+        {"memory_room": 0.9},
+        {"waiting_share": 1.1},
         {"urgent_steps": -1.0},
     ],
 )
