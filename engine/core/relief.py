@@ -102,6 +102,8 @@ class _Relief:
                     self.spent = True
                     return False
                 if more and not outpaces(victim.flow, poor, more):
+                    # others may have idle slots, but not memory that `poor` itself is short of
+                    self.spent = short > 0
                     return False
                 keeps_kv = not short and self._state.config.policy.pause
                 if not keeps_kv and not self._is_worth_it(victim, poor, short):
