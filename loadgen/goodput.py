@@ -24,6 +24,20 @@ def on_time(fate: Fate) -> bool:
     return True
 
 
+def on_time_share(fates: Sequence[Fate]) -> float | None:
+    """Share of the requests with a deadline that kept it; None where none has one."""
+    bound = _bound(fates)
+    return fmean(on_time(fate) for fate in bound) if bound else None
+
+
+def _bound(fates: Sequence[Fate]) -> list[Fate]:
+    return [
+        f
+        for f in fates
+        if f.request.deadline is not None or f.request.first_token_deadline is not None
+    ]
+
+
 def goodput(fates: Sequence[Fate], seconds: float) -> dict[str, Any] | None:
     """Requests on time a second of arrivals; None where no request has a deadline.
 
@@ -31,11 +45,7 @@ def goodput(fates: Sequence[Fate], seconds: float) -> dict[str, Any] | None:
     while it waited. All others are admitted; `violations` is the share of them not on time.
     `by_prompt` and `by_output` are the shares on time of the shortest, middle and longest third.
     """
-    bound = [
-        f
-        for f in fates
-        if f.request.deadline is not None or f.request.first_token_deadline is not None
-    ]
+    bound = _bound(fates)
     if not bound:
         return None
     at_arrival = sum(1 for f in bound if f.arrived is None)

@@ -89,10 +89,12 @@ def policy_table(runs: Sequence[Run]) -> Table:
 
 
 def client_table(runs: Sequence[Run]) -> Table:
-    """One row a policy, rate scale and client: its share of service while requests
-    arrive, and TTFT over all seeds.
+    """One row a policy, rate scale and client: deadlines kept, share of service while
+    requests arrive, and TTFT over all seeds.
     """
-    header = ("policy", "rate", "client", "weight", "completed", "share", "p50 TTFT", "p99 TTFT")
+    due = any(client["on_time"] is not None for client in runs[0].figures["clients"])
+    header = ("policy", "rate", "client", "weight", "completed", *(("on time",) if due else ()))
+    header += ("share", "p50 TTFT", "p99 TTFT")
     rows: list[Row] = []
     for (policy, scale), group in _groups(runs).items():
         total = sum(c["service"] for run in group for c in run.figures["clients"])
@@ -106,6 +108,7 @@ def client_table(runs: Sequence[Run]) -> Table:
                 clients[0]["client"],
                 f"{clients[0]['weight']:g}",
                 str(sum(client["completed"] for client in clients)),
+                *((_on_time(clients),) if due else ()),
                 f"{served / total:.1%}" if total else "-",
                 "-" if p50 is None else f"{p50:.2f} s",
                 "-" if p99 is None else f"{p99:.2f} s",
@@ -180,6 +183,11 @@ _COUNTED = (
 
 def _share(part: int, whole: int) -> str:
     return f"{part / whole:.1%}" if whole else "-"
+
+
+def _on_time(clients: Sequence[dict[str, Any]]) -> str:
+    kept = [client["on_time"] for client in clients if client["on_time"] is not None]
+    return f"{fmean(kept):.1%}" if kept else "-"
 
 
 def goodput_table(runs: Sequence[Run], baseline: str | None) -> Table:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from loadgen.fairness_metrics import service_gap, window_table
-from loadgen.goodput import COMPLETE, goodput
+from loadgen.goodput import COMPLETE, goodput, on_time_share
 from loadgen.hints import Hint
 from loadgen.record import Fate, Path, Recorder
 from loadgen.returns import returns
@@ -182,6 +182,7 @@ def _clients(
                 "weight": flow[-1].weight,
                 "offered": len(own),
                 "completed": sum(1 for fate in own if fate.cause in COMPLETE),
+                "on_time": on_time_share(own),
                 "service": served[path] * flow[-1].weight,
                 "ttft": _quantiles(_first_token_times(own)),
                 "ttft_seconds": [round(value, 4) for value in _first_token_times(own)],

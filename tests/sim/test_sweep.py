@@ -12,7 +12,7 @@ from loadgen.data import DataFolder
 from loadgen.goodput import goodput
 from loadgen.meter import ReworkMeter
 from loadgen.record import Fate
-from loadgen.report import goodput_table, policy_table, tables
+from loadgen.report import client_table, goodput_table, policy_table, tables
 from loadgen.scenario import load_scenario
 from loadgen.sweep import Cell, Run, cells, run_grid
 from loadgen.tables import ScenarioError
@@ -103,6 +103,16 @@ def test_a_table_has_a_row_for_each_policy_and_rate(file):
     clients_header, clients = tables(scenario, runs)[1]
     assert len(clients) == 8
     assert {len(row) for row in clients} == {len(clients_header)}
+
+
+def test_clients_with_deadlines_are_told_apart_by_how_many_they_kept(file):
+    """Two seconds are ample for a first token here, a microsecond is not enough."""
+    for allowed, kept in (("[2.0]", "100.0%"), ("[1e-6]", "0.0%")):
+        file.write_text(TEXT.replace("weight = 2.0", f"objectives = {{ first_token = {allowed} }}"))
+        scenario = load_scenario(str(file))
+        runs = run_grid(scenario, [Cell("fcfs", 0.5, 0)], DataFolder(), 1, lambda _run: None)
+        header, (a, b) = client_table(runs)
+        assert (a[header.index("on time")], b[header.index("on time")]) == ("-", kept)
 
 
 def test_goodput_is_told_as_a_ratio_to_the_baseline():
