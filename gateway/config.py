@@ -105,7 +105,11 @@ class KernelSettings(Section):
     """Prompt tokens that one tenant may have waiting, unless it sets its own number."""
 
     kv_reserve: Annotated[float, Field(ge=0, lt=1)] = 0.02
-    """Share of the KV cache kept free for growth when admitting."""
+    """Share of the KV cache kept free for growth when admitting, at the least."""
+
+    kv_growth_deviations: Annotated[float, Field(ge=0, le=10)] = 1.5
+    """How many standard deviations above its mean the expected growth of what runs is kept free
+    when admitting, where KV that has to give way is computed again. 0 keeps the mean."""
 
     kv_bypass_limit: Annotated[int, Field(ge=0)] = 32
     """Admissions that may pass a request that waits for KV blocks before it gets the next ones."""

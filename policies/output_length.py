@@ -20,6 +20,7 @@ BIN_TOKENS = 16  # the last bin is open-ended
 LONGEST = BINS * BIN_TOKENS
 PRIOR = 4.0  # sequences' worth of belief in the prior hazard
 MOST_COUNTED = 2000  # sequences; counts are halved beyond, so that old habits fade
+AHEAD = np.asarray([1, 2, 3, 4, 6, 8, 12, 16, 24, 32])  # bins from where an output stands
 _LOWER = np.arange(BINS) * BIN_TOKENS
 _MIDDLE: Vector = np.asarray(_LOWER + (BIN_TOKENS + 1) / 2, np.float64)
 # The widest prior: an output is equally likely to end in any bin.
@@ -87,6 +88,18 @@ class LengthEstimate:
     @cached_property
     def _by_bin(self) -> Vector:
         return np.asarray([self.remaining(int(lower)) for lower in _LOWER])
+
+    @cached_property
+    def onward(self) -> Vector:
+        """P(an output that has reached a bin goes on for `AHEAD` more bins), of shape [64, 10].
+
+        No output is believed to go far beyond the last bin.
+        """
+        alive = np.concatenate([[1.0], np.cumprod(1.0 - self.hazard[:-1]), np.zeros(AHEAD[-1])])
+        bins = np.arange(BINS)[:, None]
+        reached = np.maximum(alive[bins], np.finfo(np.float64).tiny)
+        result: Vector = alive[bins + AHEAD] / reached
+        return result
 
 
 class LengthHistory:

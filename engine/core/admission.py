@@ -31,7 +31,8 @@ def _admit_in_turn(
     passed: set[Flow] = set()
     promised = 0 if state.batch.full else promised_blocks(state)  # no matter then
     for head in state.entitled:
-        if obstacle(state, draft.budget, head) is None and fits(state, head, promised):
+        obstructed = obstacle(state, draft.budget, head) is not None
+        if not obstructed and fits(state, head, promised, replaces=True):
             promised += _admit(state, draft, head, now)
     while True:
         flow = state.next_flow(now, passed | state.stand_back)
@@ -43,7 +44,7 @@ def _admit_in_turn(
             stalled[flow] = (cause, head.id)
             return
         chosen = head
-        if not fits(state, head, promised):
+        if not fits(state, head, promised, replaces=head.pressing):
             stalled[flow] = (Stall.KV_BLOCKS, head.id)
             if first.bypassed >= state.config.kv_bypass_limit:
                 return  # everyone waits until the blocks for this one are free

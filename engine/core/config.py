@@ -1,6 +1,7 @@
 """Kernel configuration. A plain dataclass, so that gateway and loadgen share it."""
 
 from dataclasses import dataclass, field
+from math import inf
 
 from policies.config import PolicyConfig
 
@@ -21,6 +22,7 @@ class KernelConfig:
     tenant_queued_requests: int = 256  # default cap of one tenant, unless its record says otherwise
     tenant_queued_tokens: int = 500_000
     kv_reserve: float = 0.02  # share of the pool kept free for growth when admitting
+    kv_growth_deviations: float = 1.5  # above its mean, growth that must fit what runs
     kv_bypass_limit: int = 32  # admissions that may pass a head that waits for KV blocks
     max_tombstones: int = 4096  # cancelled scopes remembered
     tombstone_ttl: int = 600_000_000_000  # nanoseconds
@@ -53,6 +55,11 @@ class KernelConfig:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if not 0 <= self.kv_reserve < 1:
             raise ValueError(f"kv_reserve must be in [0, 1), not {self.kv_reserve}")
+        if not 0 <= self.kv_growth_deviations < inf:
+            raise ValueError(
+                f"kv_growth_deviations must be finite and at least 0, not "
+                f"{self.kv_growth_deviations}"
+            )
         decodes = self.max_running * (1 + self.draft_tokens)
         if self.max_step_tokens < decodes + self.min_chunk:
             raise ValueError(

@@ -2,6 +2,7 @@
 
 from engine.core.memory import promised_blocks
 from engine.core.outlook import Price
+from engine.core.reserve import reserved_blocks
 from engine.core.sequence import Sequence
 from engine.core.state import KernelState
 from engine.core.waiting import Backlog
@@ -95,7 +96,5 @@ def levels(state: KernelState, flow: Flow, price: Price) -> list[Level]:
 
 def free_tokens(state: KernelState) -> int:
     """Tokens of KV that newcomers may take at once."""
-    config = state.config
-    reserve = int(config.kv_reserve * config.num_blocks) if state.batch.running else 0
-    blocks = state.ledger.available - promised_blocks(state) - reserve
-    return max(0, blocks) * config.block_size
+    blocks = state.ledger.available - promised_blocks(state) - reserved_blocks(state)
+    return max(0, blocks) * state.config.block_size

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.core.reserve import fixed_reserve, reserved_blocks
 from engine.core.sequence import Sequence, State
 from engine.core.state import KernelState
 
@@ -33,9 +34,12 @@ def residence(state: KernelState, sequence: Sequence) -> Residence:
     return Residence(False, cached, swapped, computed)
 
 
-def fits(state: KernelState, sequence: Sequence, promised: int) -> bool:
-    """Whether `sequence` may enter, with `promised` blocks spoken for."""
-    if shortage(state, sequence, promised) > 0:
+def fits(state: KernelState, sequence: Sequence, promised: int, *, replaces: bool = False) -> bool:
+    """Whether `sequence` may enter, with `promised` blocks spoken for.
+
+    One that `replaces` running work takes over what that would have grown by.
+    """
+    if shortage(state, sequence, promised, replaces=replaces) > 0:
         return False
     match state.config.policy.kv_admission:
         case "predicted_peak":
@@ -45,12 +49,12 @@ def fits(state: KernelState, sequence: Sequence, promised: int) -> bool:
     return True
 
 
-def shortage(state: KernelState, sequence: Sequence, promised: int, spare: int = 0) -> int:
-    """Blocks missing for `sequence` to enter with its known tokens and leave `spare` blocks."""
-    config = state.config
-    grows = config.policy.kv_admission == "grow" and state.batch.running > 0
-    reserve = int(config.kv_reserve * config.num_blocks) if grows else 0
-    return entry_blocks(state, sequence) + promised + reserve + spare - state.ledger.available
+def shortage(
+    state: KernelState, sequence: Sequence, promised: int, *, replaces: bool = False
+) -> int:
+    """Blocks missing for `sequence` to enter with its known tokens."""
+    reserve = fixed_reserve(state) if replaces else reserved_blocks(state)
+    return entry_blocks(state, sequence) + promised + reserve - state.ledger.available
 
 
 def entry_blocks(state: KernelState, sequence: Sequence) -> int:

@@ -125,8 +125,8 @@ class _Relief:
     def _lacks(self, head: Sequence) -> int | None:
         """Blocks that `head` is short of, 0 if it only lacks a slot, None if it can enter."""
         state = self._state
-        if not fits(state, head, self._spoken_for):
-            return max(1, shortage(state, head, self._spoken_for))
+        if not fits(state, head, self._spoken_for, replaces=True):
+            return max(1, shortage(state, head, self._spoken_for, replaces=True))
         free = state.config.max_running - state.batch.running
         return 0 if free <= self._placed else None
 

@@ -79,6 +79,7 @@ class KernelState:
         self.yielding: frozenset[Flow] = frozenset()  # too far ahead to go on with its prompts now
         self.entitled: list[Sequence] = []  # waiters for whom this step made room
         self._next_flow: tuple[tuple[int, int], Flow | None] = ((-1, -1), None)
+        self.reserved: tuple[tuple[int, bytes], int] = ((0, b""), 0)  # see `engine.core.reserve`
         self.next_step = 1
         self.lag_tokens = 0  # tokens dropped by commands since the last commit
         self.events: list[Event] = []

@@ -208,7 +208,7 @@ def test_waiting_work_that_became_hopeless_is_given_up_before_its_deadline():
 
 
 def test_urgent_work_takes_the_place_of_its_own_tenants_cheapest():
-    world = learned(AdmissionConfig(mode="goodput"))
+    world = learned(AdmissionConfig(mode="goodput"), num_blocks=128)
     running = [world.submit("b", 20, 300)[0], *(world.submit("a", 20, 300)[0] for _ in range(3))]
     for _ in range(3):
         world.step()
@@ -223,7 +223,8 @@ def test_urgent_work_takes_the_place_of_its_own_tenants_cheapest():
 
 @pytest.mark.parametrize("tenant", ["a", "c"])
 def test_nobody_is_preempted_for_a_tenant_that_did_not_choose_so(tenant):
-    world = learned(AdmissionConfig(mode="feasible" if tenant == "a" else "goodput"))
+    mode = "feasible" if tenant == "a" else "goodput"
+    world = learned(AdmissionConfig(mode=mode), num_blocks=128)
     for _ in range(4):
         world.submit("a", 20, 300)
     for _ in range(3):
