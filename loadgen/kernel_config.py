@@ -11,7 +11,7 @@ from loadgen.tables import ScenarioError, build, convert
 from policies.config import PolicyConfig
 
 MANY = 1_000_000  # open-loop suites have no queue caps unless they set some
-OWN = ("num_blocks", "vocab_size", "policy", "host_block_ns")  # decided here
+OWN = ("num_blocks", "vocab_size", "policy", "host_block_ns", "host_overlap")  # decided here
 
 
 def kernel_config(scenario: Scenario, policy: str, link: HostLink) -> KernelConfig:
@@ -48,6 +48,7 @@ def kernel_config(scenario: Scenario, policy: str, link: HostLink) -> KernelConf
         "policy": build(PolicyConfig, rules, where),
         "host_blocks": host_tokens // block,
         "host_block_ns": 1e9 * block * link.bytes_per_token / link.bytes_per_second,
+        "host_overlap": link.overlap,
     }
     return build(KernelConfig, {**defaults, **table, **derived}, "kernel")
 

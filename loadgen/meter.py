@@ -1,6 +1,7 @@
 """How much device time goes into work done twice: waiting for swaps, and computing again."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 
 from engine.sim.jitter import JitteredProfile
@@ -29,12 +30,22 @@ class ReworkMeter:
         self._launched.append(shape)
         return self._profile.duration(shape)
 
-    def committed(self, recomputed: int) -> None:
-        """The oldest launched step was committed; so many of its positions were rework."""
+    def committed(self, recomputed: int, resumed: Sequence[int] = ()) -> None:
+        """The oldest launched step was committed; so many of its positions were rework.
+
+        `resumed` are the lengths of the sequences that it brought back to where they had been:
+        without the rework each would have been one more that decodes.
+        """
         shape = self._launched.popleft()
         if not recomputed:
             return
-        left = max(0, shape.prefill_tokens - recomputed)
+        left = max(0, shape.prefill_tokens - recomputed - len(resumed))
         context = shape.prefill_context * left // max(1, shape.prefill_tokens)
-        fresh = replace(shape, prefill_tokens=left, prefill_context=context)
+        fresh = replace(
+            shape,
+            prefill_tokens=left,
+            prefill_context=context,
+            decode_sequences=shape.decode_sequences + len(resumed),
+            context_tokens=shape.context_tokens + sum(resumed),
+        )
         self.recompute += self._exact.duration(shape) - self._exact.duration(fresh)

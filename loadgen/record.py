@@ -64,6 +64,7 @@ class Totals:
     lag_tokens: int = 0
     swapped_blocks: int = 0  # both ways
     preemptions: Counter[str] = field(default_factory=Counter)  # by mode
+    predicted_cost: Counter[str] = field(default_factory=Counter)  # nanoseconds, by mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,8 @@ class Recorder:
         self._since = [0] * len(self.weights)
         self._backlogs: list[list[tuple[int, int]]] = [[] for _ in self.weights]
         self._times: list[int] = []
+        self._lost: dict[int, int] = {}  # positions that preempted sequences must compute again
+        self._resumed: list[int] = []
         self._charges: list[tuple[int, ServiceCharged]] = []  # with the steps done before
         self._lines = {path: self._line(path) for path in self.weights}
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -215,6 +218,9 @@ class Recorder:
         fate.preemptions += 1
         self.totals.preemptions[event.mode.value] += 1
         self.totals.swapped_blocks += event.swapped_blocks
+        self.totals.predicted_cost[event.mode.value] += event.predicted_cost
+        if event.tokens_lost:
+            self._lost[event.sequence] = max(self._lost.get(event.sequence, 0), event.tokens_lost)
         self._wait(event.sequence, self._paths[fate.request.client])
 
     def _started(self, event: SequenceStarted) -> None:
@@ -223,10 +229,22 @@ class Recorder:
     def _ended(self, event: SequenceEnded) -> None:
         fate = self.fates[event.sequence]
         fate.ended, fate.cause, fate.output_tokens = event.now, event.cause, event.output_tokens
+        self._lost.pop(event.sequence, None)
         self._go(event.sequence)
 
     def _planned(self, event: StepPlanned) -> None:
         self.totals.running += event.running
+        if self._lost:
+            self._resumed = self._regained(event)
+
+    def _regained(self, event: StepPlanned) -> list[int]:
+        """Lengths of the sequences that a step brings back to where a preemption found them."""
+        lengths = []
+        for number, start, count in zip(event.sequences, event.starts, event.counts, strict=True):
+            if number in self._lost and start + count > self._lost[number]:
+                del self._lost[number]
+                lengths.append(start + count)
+        return lengths
 
     def _committed(self, event: StepCommitted) -> None:
         totals = self.totals
@@ -236,7 +254,8 @@ class Recorder:
         totals.prompt_tokens += event.prompt_tokens
         totals.recomputed_tokens += event.recomputed_tokens
         totals.lag_tokens += event.lag_tokens
-        self.meter.committed(event.recomputed_tokens)
+        self.meter.committed(event.recomputed_tokens, self._resumed)
+        self._resumed = []
 
     def _charged(self, event: ServiceCharged) -> None:
         self.totals.output_tokens += sum(event.output_tokens)

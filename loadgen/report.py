@@ -232,7 +232,10 @@ def markdown(header: Row, rows: Sequence[Row]) -> str:
 
 
 _FAIRNESS = ("Max", "Avg", "Var", "peak gap", "sup|ΔW| mean", "worst")
-_LOAD = ("tok/s", "p50 TTFT", "p99 TTFT", "batch", "recomputed", "rework time", "preempted")
+_LOAD = (
+    *("tok/s", "p50 TTFT", "p99 TTFT", "batch"),
+    *("recomputed", "rework time", "preempted", "cost predicted / simulated"),
+)
 
 
 def _fairness(group: Sequence[Run]) -> Row:
@@ -258,7 +261,15 @@ def _load(group: Sequence[Run]) -> Row:
         f"{fmean(f['rework']['recomputed_share'] for f in figures):.1%}",
         f"{fmean(_rework_time(f) for f in figures):.2%}",
         f"{fmean(sum(f['rework']['preemptions'].values()) for f in figures):.0f}",
+        _predicted([f["rework"] for f in figures]),
     )
+
+
+def _predicted(rework: Sequence[dict[str, Any]]) -> str:
+    """What preemptions were predicted to cost over what they did."""
+    predicted = sum(sum(r["predicted_ms"].values()) for r in rework)
+    simulated = sum(r["recompute_ms"] + r["swap_stall_ms"] for r in rework)
+    return f"{predicted / simulated:.2f}" if simulated else "-"
 
 
 def _rework_time(figures: dict[str, Any]) -> float:

@@ -136,6 +136,9 @@ def _rework(recorder: Recorder) -> dict[str, Any]:
         "swapped_blocks": totals.swapped_blocks,
         "recompute_time_share": meter.recompute / busy,
         "swap_stall_share": meter.swap_stall / busy,
+        "recompute_ms": meter.recompute / 1e6,
+        "swap_stall_ms": meter.swap_stall / 1e6,
+        "predicted_ms": {mode: cost / 1e6 for mode, cost in sorted(totals.predicted_cost.items())},
         "preemptions": dict(sorted(totals.preemptions.items())),
         "lag_tokens": totals.lag_tokens,
     }

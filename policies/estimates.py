@@ -1,4 +1,7 @@
-"""Estimates for people who wait: how fast queued work drains."""
+"""Running estimates: how fast queued work drains, and what preempted work comes back beside."""
+
+MOVES_FADING = 0.95  # of what steps waited for, a step that moves
+COMPANY_WEIGHT = 0.02  # of a sequence that came back, in the means of what it came back beside
 
 
 class DrainRate:
@@ -24,3 +27,42 @@ class DrainRate:
         if self._tokens <= 0 or self._seconds <= 0:
             return None
         return tokens * self._seconds / self._tokens
+
+
+class Company:
+    """What steps that bring preempted work back compute besides, as running means.
+
+    The first prompt of a step costs more than a further one, so it matters how many there are.
+    """
+
+    def __init__(self) -> None:
+        self.alone = 1.0  # of a step with no other prompt, the part that is one sequence's
+        self.tokens = 0.0  # of other prompts, where there are some
+        self._seen = 0
+
+    def observe(self, returning: int, other: int) -> None:
+        """A step computes so many sequences again, and `other` tokens of prompts besides."""
+        part = 0.0 if other else 1 / returning
+        self._seen += returning
+        weight = returning * max(COMPANY_WEIGHT, 1 / (self._seen + 1))
+        self.alone += min(1.0, weight) * (part - self.alone)
+        if other:
+            self.tokens += min(1.0, weight) * (other - self.tokens)
+
+
+class MoveStalls:
+    """How long steps wait for a block of KV that they move, as a fading mean in nanoseconds."""
+
+    def __init__(self) -> None:
+        self._stalls = 0.0
+        self._blocks = 0.0
+
+    def observe(self, blocks: int, stall: float) -> None:
+        """A step moves so many blocks, either way, and waits `stall` nanoseconds for them."""
+        self._stalls = MOVES_FADING * self._stalls + stall
+        self._blocks = MOVES_FADING * self._blocks + blocks
+
+    @property
+    def per_block(self) -> float:
+        """Nanoseconds a block and way; 0 before anything was moved."""
+        return max(0.0, self._stalls / self._blocks) if self._blocks else 0.0

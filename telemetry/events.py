@@ -139,6 +139,7 @@ class SequencePreempted:
     blocks_freed: int  # blocks nobody else shares
     mode: PreemptMode = PreemptMode.RECOMPUTE
     swapped_blocks: int = 0  # KV blocks moved to the host
+    predicted_cost: int = 0  # nanoseconds by which computing again or moving KV will lengthen steps
 
 
 @dataclass(frozen=True, slots=True)

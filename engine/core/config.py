@@ -32,6 +32,7 @@ class KernelConfig:
     prefix_cache: bool = True  # whether full blocks are published and found again
     host_blocks: int = 0  # host blocks that swapped-out KV may occupy
     host_block_ns: float = 0.0  # time to move one block one way; 0 counts as free
+    host_overlap: bool = False  # whether moves run beside a step's computation, or before it
     policy: PolicyConfig = field(default_factory=PolicyConfig)
 
     def __post_init__(self) -> None:

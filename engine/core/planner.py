@@ -6,6 +6,7 @@ from engine.core.admission import admit_waiters
 from engine.core.draft import DraftPlan
 from engine.core.growth import make_room_for_someone, plan_decodes
 from engine.core.plan import StepPlan
+from engine.core.preemption_cost import note_company
 from engine.core.relief import relieve_lag
 from engine.core.slices import bill_slice, extend_prefills, plan_prefills
 from engine.core.state import Flight, KernelState
@@ -61,6 +62,7 @@ def _bill_decodes(state: KernelState, draft: DraftPlan) -> None:
 
 def _launch(state: KernelState, draft: DraftPlan, now: int) -> StepPlan:
     batch = state.batch
+    note_company(state, draft.prefills)
     step = draft.compose(state.next_step, batch, state.left, state.transfers)
     state.left.clear()
     state.transfers.clear()

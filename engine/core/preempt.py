@@ -1,6 +1,7 @@
 """Taking running work back: its slot alone (pause), or its KV too (swap to the host, recompute)."""
 
 from engine.core.plan import Transfer
+from engine.core.preemption_cost import recompute_cost, swap_cost
 from engine.core.rework import incur
 from engine.core.sequence import Sequence, State
 from engine.core.state import KernelState
@@ -36,6 +37,7 @@ def preempt(
     if was_running:
         state.leave_batch(victim)
     mode = mode_for(state, victim.computed)
+    predicted = _predicted(state, mode, victim.computed)
     moved = _swap_out(state, victim) if mode is PreemptMode.SWAP else 0
     lost = 0 if moved else victim.computed
     freed = state.release_blocks(victim)
@@ -48,7 +50,7 @@ def preempt(
     else:
         del state.paused[victim.id]
         victim.move(State.PREEMPTED)
-    _report(state, victim, reason, mode, beneficiary, now, lost, freed, moved)
+    _report(state, victim, reason, mode, beneficiary, now, lost, freed, moved, predicted)
 
 
 def _scheduled(state: KernelState, victim: Sequence) -> int:
@@ -78,9 +80,15 @@ def mode_for(state: KernelState, computed: int) -> PreemptMode:
     if wanted == "recompute" or not blocks or state.host.free < blocks:
         return PreemptMode.RECOMPUTE
     moving = 2 * blocks * state.config.host_block_ns
-    computing = computed * state.drain_rate.seconds_per_token * 1e9
+    computing = recompute_cost(state, computed)
     cheaper = moving <= computing or not computing
     return PreemptMode.SWAP if wanted == "swap" or cheaper else PreemptMode.RECOMPUTE
+
+
+def _predicted(state: KernelState, mode: PreemptMode, computed: int) -> int:
+    if mode is PreemptMode.RECOMPUTE:
+        return recompute_cost(state, computed)
+    return swap_cost(state, state.ledger.blocks_for(computed))
 
 
 def _wait_again(state: KernelState, victim: Sequence, now: int) -> None:
@@ -109,6 +117,7 @@ def _report(
     lost: int = 0,
     freed: int = 0,
     moved: int = 0,
+    predicted: int = 0,
 ) -> None:
     payer = victim.flow if beneficiary is None else beneficiary.flow
     state.emit(
@@ -122,5 +131,6 @@ def _report(
             blocks_freed=freed,
             mode=mode,
             swapped_blocks=moved,
+            predicted_cost=predicted,
         )
     )

@@ -19,7 +19,7 @@ from engine.core.rework import Debt, forgive
 from engine.core.sequence import Group, Sequence, State
 from engine.core.waiting import WaitingRoom
 from policies.cost import make_cost
-from policies.estimates import DrainRate
+from policies.estimates import Company, DrainRate, MoveStalls
 from policies.fairness.rules import Head, allowed_lead, make_rule, make_tree
 from policies.fairness.tree import Flow, Lift
 from policies.promises import PromiseLedger
@@ -68,6 +68,8 @@ class KernelState:
         self.flights: deque[Flight] = deque()
         self.left: list[int] = []  # slots given up since the last plan
         self.drain_rate = DrainRate()
+        self.company = Company()
+        self.move_stalls = MoveStalls()
         self.step_time = StepTimeModel()
         self.outlook = Outlook(config, self.step_time, self.batch)
         self.promises = PromiseLedger(config.policy.admission.promises)

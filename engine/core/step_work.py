@@ -8,6 +8,8 @@ from engine.core.state import KernelState
 from policies.chunking import prefill_budget
 from policies.step_time import StepWork
 
+NEARLY = 0.9  # of a step's time, from which on moves may have held it up
+
 
 def work_of(plan: StepPlan) -> StepWork:
     """The work of a plan. A row of one position counts as decoding, drafts as prefill does."""
@@ -24,9 +26,26 @@ def work_of(plan: StepPlan) -> StepWork:
 
 
 def learn(state: KernelState, plan: StepPlan, seconds: float) -> None:
-    """Teach the step-time model a step; of those that only decode, which are many, every fourth."""
+    """Teach the step-time model a step; of those that only decode, which are many, every fourth.
+
+    A step that moves KV teaches how long moves hold a step up instead.
+    """
+    if plan.transfers:
+        _note_moves(state, plan, seconds)
+        return
     if seconds > 0 and (plan.step % 4 == 0 or np.maximum.reduce(plan.counts) > 1):
         state.step_time.observe(work_of(plan), seconds)
+
+
+def _note_moves(state: KernelState, plan: StepPlan, seconds: float) -> None:
+    """A step moved KV: beforehand, or beside its computation if that took as long."""
+    out = sum(1 for transfer in plan.transfers if transfer.to_host)
+    blocks = len(plan.transfers)
+    moving = state.config.host_block_ns * max(out, blocks - out)
+    if state.config.host_overlap:
+        computing = state.step_time.predict(work_of(plan)) * 1e9
+        moving = seconds * 1e9 - computing if moving > NEARLY * computing else 0.0
+    state.move_stalls.observe(blocks, moving)
 
 
 def keep_tpot(state: KernelState, draft: DraftPlan) -> None:

@@ -169,7 +169,13 @@ def test_kernel_defaults_are_the_engines_own() -> None:
     assert config == KernelConfig(num_blocks=7, vocab_size=9, max_context=2048)
     assert config.tombstone_ttl == 600_000_000_000
     elsewhere = {"num_blocks", "host_blocks", "vocab_size", "policy"}  # from other settings
-    not_yet = {"draft_tokens", "max_in_flight", "host_block_ns", "prefix_cache"}  # no key
+    not_yet = {
+        "draft_tokens",
+        "max_in_flight",
+        "host_block_ns",
+        "host_overlap",
+        "prefix_cache",
+    }  # no key
     fields = {field.name for field in dataclass_fields(config)}
     assert fields - set(type(Settings().kernel).model_fields) == elsewhere | not_yet
 
