@@ -37,7 +37,7 @@ def preempt(
     if was_running:
         state.leave_batch(victim)
     mode = mode_for(state, victim.computed)
-    predicted = _predicted(state, mode, victim.computed)
+    predicted = _predicted(state, mode, victim.computed, beneficiary)
     moved = _swap_out(state, victim) if mode is PreemptMode.SWAP else 0
     lost = 0 if moved else victim.computed
     freed = state.release_blocks(victim)
@@ -85,10 +85,12 @@ def mode_for(state: KernelState, computed: int) -> PreemptMode:
     return PreemptMode.SWAP if wanted == "swap" or cheaper else PreemptMode.RECOMPUTE
 
 
-def _predicted(state: KernelState, mode: PreemptMode, computed: int) -> int:
+def _predicted(
+    state: KernelState, mode: PreemptMode, computed: int, beneficiary: Sequence | None
+) -> int:
     if mode is PreemptMode.RECOMPUTE:
         return recompute_cost(state, computed)
-    return swap_cost(state, state.ledger.blocks_for(computed))
+    return swap_cost(state, state.ledger.blocks_for(computed), beneficiary)
 
 
 def _wait_again(state: KernelState, victim: Sequence, now: int) -> None:

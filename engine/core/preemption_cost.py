@@ -3,7 +3,9 @@
 from collections.abc import Iterable
 
 from engine.core.draft import PrefillRow
+from engine.core.sequence import Sequence
 from engine.core.state import KernelState
+from engine.core.step_work import stall
 from policies.step_time import StepWork
 
 
@@ -44,13 +46,22 @@ def _lengthened(state: KernelState, positions: int, other: int) -> float:
     return seconds * 1e9
 
 
-def swap_cost(state: KernelState, blocks: int) -> int:
+def swap_cost(state: KernelState, blocks: int, beneficiary: Sequence | None = None) -> int:
     """By how much moving so many blocks out and back lengthens the steps that do it.
 
-    As much as moves did lately: most hide behind a step's computation, and those of a step share
-    the link, so it is not the size of one move that decides.
+    Out, by what the link takes beyond the next step's computation, after other moves of that step.
+    Back, by as much as coming back did lately: that depends on who comes back in the same step.
     """
-    return round(2 * blocks * state.move_stalls.per_block)
+    block, overlap = state.config.host_block_ns, state.config.host_overlap
+    decodes, context = _decodes(state)
+    entering = {s.id: s for s in (*state.entitled, beneficiary) if s is not None}.values()
+    prompt = sum(len(s.tokens) for s in entering if s.slot < 0 and not s.computed)
+    work = StepWork(prompt, prompt * prompt / 2, decodes, context)
+    computing = state.step_time.predict(work) * 1e9
+    before = len(state.transfers)
+    out = stall((before + blocks) * block, computing, overlap=overlap)
+    out -= stall(before * block, computing, overlap=overlap)
+    return round(out + blocks * state.move_stalls.per_block)
 
 
 def _decodes(state: KernelState) -> tuple[int, int]:

@@ -38,14 +38,22 @@ def learn(state: KernelState, plan: StepPlan, seconds: float) -> None:
 
 
 def _note_moves(state: KernelState, plan: StepPlan, seconds: float) -> None:
-    """A step moved KV: beforehand, or beside its computation if that took as long."""
-    out = sum(1 for transfer in plan.transfers if transfer.to_host)
-    blocks = len(plan.transfers)
-    moving = state.config.host_block_ns * max(out, blocks - out)
-    if state.config.host_overlap:
-        computing = state.step_time.predict(work_of(plan)) * 1e9
-        moving = seconds * 1e9 - computing if moving > NEARLY * computing else 0.0
-    state.move_stalls.observe(blocks, moving)
+    """A step moved KV, before its computation or beside it: what coming back held it up by."""
+    out = sum([transfer.to_host for transfer in plan.transfers])
+    back = len(plan.transfers) - out
+    if not back:
+        return
+    computing = state.step_time.predict(work_of(plan)) * 1e9
+    block, overlap = state.config.host_block_ns, state.config.host_overlap
+    held_up = block * max(out, back)
+    if overlap:
+        held_up = seconds * 1e9 - computing if held_up > NEARLY * computing else 0.0
+    state.move_stalls.observe(back, held_up - stall(out * block, computing, overlap=overlap))
+
+
+def stall(moving: float, computing: float, *, overlap: bool) -> float:
+    """By how much moves of so long hold up a step that computes for so long."""
+    return max(0.0, moving - computing) if overlap else moving
 
 
 def keep_tpot(state: KernelState, draft: DraftPlan) -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from engine.core.plan import Transfer
 from engine.core.preemption_cost import recompute_cost, swap_cost
 from engine.sim.profile import A10G_LLAMA2_7B, CostProfile, HostLink
 from policies.config import PolicyConfig
@@ -62,6 +63,19 @@ def test_moves_cost_what_steps_waited_for_them(overlap, least, most):
     assert {event.mode for event in world.of(SequencePreempted)} == {PreemptMode.SWAP}
     predicted = swap_cost(world.scheduler._state, 5)
     assert least * one_way <= predicted <= most * one_way + 1
+
+
+def test_moving_out_costs_what_does_not_fit_beside_the_step():
+    block = 10.0 * MS
+    world = crowded(host_blocks=100, host_block_ns=block, host_overlap=True)
+    state = world.scheduler._state
+    state.move_stalls = MoveStalls()
+    assert state.batch.running == 0
+    computing = A10G_LLAMA2_7B.decode_base * MS
+    assert swap_cost(state, 1) == 0
+    assert swap_cost(state, 10) == pytest.approx(10 * block - computing, rel=0.1)
+    state.transfers.extend([Transfer(0, 0, to_host=True)] * 10)  # the step waits for these anyway
+    assert swap_cost(state, 10) == 10 * block
 
 
 def test_company_is_remembered():
