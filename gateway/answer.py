@@ -1,8 +1,7 @@
-"""Writes a generation out as an OpenAI-shaped answer, in one piece or as a stream."""
+"""Writes a generation out as an answer of any shape, in one piece or as a stream."""
 
 import uuid
 from collections import defaultdict
-from collections.abc import Sequence
 from typing import Any
 
 from opentelemetry.util.types import AttributeValue
@@ -12,7 +11,7 @@ from engine.host.generation import Generation
 from gateway.call import send_json
 from gateway.choices import Choices, Delta
 from gateway.errors import ApiError, from_finished
-from gateway.generate import Prepared, Shape
+from gateway.shape import Prepared, Shape
 from gateway.sse import EventStream
 from telemetry import semconv
 from telemetry.events import Cause
@@ -24,9 +23,7 @@ class Answer:
     def __init__(
         self, shape: Shape[Any], prepared: Prepared, generation: Generation, created: int
     ) -> None:
-        self._shape = shape
         self._model = prepared.model
-        self._include_usage = prepared.request.include_usage
         self._generation = generation
         self._choices = Choices(
             generation,
@@ -36,7 +33,7 @@ class Answer:
             frozenset(prepared.sampling.stop_token_ids),
         )
         self._id = f"{shape.id_prefix}{uuid.uuid4().hex}"
-        self._created = created
+        self._writer = shape.writer(prepared, self._id, created)
 
     async def whole(self, send: Send) -> None:
         """Answer in one piece. Raises ApiError when a choice fails."""
@@ -46,10 +43,8 @@ class Answer:
                 deltas[delta.index].append(delta)
             if self._choices.failure:
                 raise await self._error()
-        choices = [self._shape.whole(self._model, deltas[index]) for index in sorted(deltas)]
-        answer = self._envelope(self._shape.whole_object, choices)
-        answer["usage"] = self._choices.usage().on_the_wire()
-        await send_json(send, answer)
+        choices = [deltas[index] for index in sorted(deltas)]
+        await send_json(send, self._writer.whole(choices, self._choices.usage()))
 
     async def stream(self, events: EventStream) -> ApiError | None:
         """Answer as events; returns the error that ended the stream in-band, if one did.
@@ -61,15 +56,16 @@ class Answer:
         if self._choices.failure:
             raise await self._error()
         await events.open()
+        await events.write(self._writer.opening())
         while not (self._choices.done or self._choices.failure):
-            await events.write(self._chunks(deltas))
+            await events.write(self._writer.news(deltas))
             deltas = self._choices.absorb(await events.during(self._generation.next))
         if self._choices.failure:
-            await events.write(self._chunks(deltas))
+            await events.write(self._writer.news(deltas))
             error = await self._error()
             await events.fail(error)
             return error
-        await events.close([*self._chunks(deltas), *self._usage_chunk()])
+        await events.close(self._writer.closing(deltas, self._choices.usage()))
         return None
 
     def attributes(self) -> dict[str, AttributeValue | None]:
@@ -84,35 +80,6 @@ class Answer:
             semconv.USAGE_CACHED_TOKENS: usage.cached,
         }
 
-    def _chunks(self, deltas: Sequence[Delta]) -> list[dict[str, object]]:
-        return [
-            self._chunk([self._shape.chunk(self._model, delta)])
-            for delta in deltas
-            if delta.worth_sending
-        ]
-
-    def _chunk(self, choices: list[dict[str, object]]) -> dict[str, object]:
-        chunk = self._envelope(self._shape.chunk_object, choices)
-        if self._include_usage:
-            chunk["usage"] = None
-        return chunk
-
-    def _usage_chunk(self) -> list[dict[str, object]]:
-        return (
-            [{**self._chunk([]), "usage": self._choices.usage().on_the_wire()}]
-            if self._include_usage
-            else []
-        )
-
-    def _envelope(self, kind: str, choices: list[dict[str, object]]) -> dict[str, object]:
-        return {
-            "id": self._id,
-            "object": kind,
-            "created": self._created,
-            "model": self._model.id,
-            "choices": choices,
-        }
-
     async def _error(self) -> ApiError:
         """The first failure; the other choices are ended first, so that usage is complete."""
         failure = self._choices.failure
@@ -120,4 +87,4 @@ class Answer:
         self._generation.cancel(Cause.CANCELLED)
         while not self._choices.done:
             self._choices.absorb(await self._generation.next())
-        return from_finished(failure, self._choices.usage().on_the_wire())
+        return from_finished(failure, self._writer.usage(self._choices.usage()))

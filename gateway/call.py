@@ -1,4 +1,4 @@
-"""What is known of one HTTP call from its headers alone, and the ASGI plumbing around it."""
+"""What path and headers alone tell of one HTTP call, and the ASGI plumbing around it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,8 @@ import orjson
 from starlette.datastructures import Headers
 from starlette.types import Scope, Send
 
-from gateway.errors import ApiError, render
+from gateway.dialect import Dialect, render
+from gateway.errors import ApiError
 
 CALL_KEY = "watermaster.call"
 JSON = (b"content-type", b"application/json")
@@ -18,6 +19,7 @@ class Call:
     """`arrived` is in monotonic ns."""
 
     request_id: str
+    dialect: Dialect
     headers: Headers
     arrived: int
 
@@ -41,6 +43,7 @@ async def send_json(send: Send, value: object, status: int = 200) -> None:
     await send_whole(send, status, orjson.dumps(value))
 
 
-async def send_error(send: Send, error: ApiError) -> None:
-    rendered = render(error)
-    await send_whole(send, rendered.status, rendered.body, [JSON, *rendered.headers])
+async def send_error(send: Send, error: ApiError, call: Call) -> None:
+    rendered = render(error, call.dialect, call.request_id)
+    body = orjson.dumps(rendered.body)
+    await send_whole(send, rendered.status, body, [JSON, *rendered.headers])

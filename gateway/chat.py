@@ -6,13 +6,15 @@ from typing import ClassVar
 from engine.core.plan import TokenLogprob
 from engine.runtime.text.codec import TextCodec
 from gateway.choices import Delta
+from gateway.openai_answer import OpenAIWriter
 from gateway.schema import ChatRequest, parse_chat
+from gateway.shape import Prepared
 from gateway.state import ServedModel
 from telemetry import semconv
 
 
 class ChatShape:
-    """Implements `gateway.generate.Shape`."""
+    """Implements `gateway.shape.Shape` and `gateway.openai_answer.ChoiceSpelling`."""
 
     operation: ClassVar[str] = semconv.CHAT
     id_prefix: ClassVar[str] = "chatcmpl-"
@@ -25,6 +27,9 @@ class ChatShape:
 
     def tokens(self, request: ChatRequest, model: ServedModel) -> Sequence[int]:
         return model.codec.encode_chat([message.plain() for message in request.messages])
+
+    def writer(self, prepared: Prepared, answer_id: str, created: int) -> OpenAIWriter:
+        return OpenAIWriter(self, prepared, answer_id, created)
 
     def whole(self, model: ServedModel, deltas: Sequence[Delta]) -> dict[str, object]:
         text = "".join(delta.text for delta in deltas)

@@ -1,6 +1,6 @@
 """The choices of one call while they arrive: text, probabilities, ends and usage.
 
-Shared by both endpoints, streaming or not. The work for each token is constant.
+Shared by all endpoints, streaming or not. The work for each token is constant.
 """
 
 from collections.abc import Sequence
@@ -47,15 +47,6 @@ class Usage:
     prompt: int
     cached: int  # of the prompt
     output: int
-
-    def on_the_wire(self) -> dict[str, object]:
-        """OpenAI's usage object."""
-        return {
-            "prompt_tokens": self.prompt,
-            "completion_tokens": self.output,
-            "total_tokens": self.prompt + self.output,
-            "prompt_tokens_details": {"cached_tokens": self.cached},
-        }
 
 
 def characters(codec: TextCodec, token: int) -> int:

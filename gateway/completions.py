@@ -5,13 +5,15 @@ from typing import ClassVar
 
 from gateway.choices import Delta, characters
 from gateway.errors import ApiError, Reason
+from gateway.openai_answer import OpenAIWriter
 from gateway.schema import CompletionRequest, parse_completion
+from gateway.shape import Prepared
 from gateway.state import ServedModel
 from telemetry import semconv
 
 
 class CompletionShape:
-    """Implements `gateway.generate.Shape`."""
+    """Implements `gateway.shape.Shape` and `gateway.openai_answer.ChoiceSpelling`."""
 
     operation: ClassVar[str] = semconv.TEXT_COMPLETION
     id_prefix: ClassVar[str] = "cmpl-"
@@ -26,6 +28,9 @@ class CompletionShape:
         if isinstance(request.prompt, str):
             return model.codec.encode(request.prompt, add_special=True)
         return _checked(request.prompt, model)
+
+    def writer(self, prepared: Prepared, answer_id: str, created: int) -> OpenAIWriter:
+        return OpenAIWriter(self, prepared, answer_id, created)
 
     def whole(self, model: ServedModel, deltas: Sequence[Delta]) -> dict[str, object]:
         return {

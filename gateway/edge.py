@@ -1,4 +1,4 @@
-"""The one middleware: every answer has an id and the server's clock, every error our shape."""
+"""The one middleware: every answer has an id and the server's clock, every error a shape."""
 
 import logging
 
@@ -6,6 +6,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.call import CALL_KEY, Call, send_error
+from gateway.dialect import dialect_of
 from gateway.errors import ApiError, Reason
 from gateway.lineage import request_id
 from telemetry.clock import Clock
@@ -27,28 +28,30 @@ class Edge:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        call = Call(request_id(headers), headers, self._clock.now())
+        dialect = dialect_of(scope["path"])
+        call = Call(request_id(headers), dialect, headers, self._clock.now())
         scope[CALL_KEY] = call
-        answer = _Answer(send, call.request_id, self._clock)
+        answer = _Answer(send, call, self._clock)
         try:
             await self._app(scope, receive, answer.send)
         except ApiError as error:
             if answer.started:
                 raise
-            await send_error(answer.send, error)
+            await send_error(answer.send, error, call)
         except Exception:
             logger.exception("request %s failed", call.request_id)
             if answer.started:  # the server cuts the connection, so that it does not look complete
                 raise
-            await send_error(answer.send, ApiError(Reason.INTERNAL))
+            await send_error(answer.send, ApiError(Reason.INTERNAL), call)
 
 
 class _Answer:
     """The caller's side of one call."""
 
-    def __init__(self, send: Send, request: str, clock: Clock) -> None:
+    def __init__(self, send: Send, call: Call, clock: Clock) -> None:
         self._send = send
-        self._request = request.encode()
+        self._request = call.request_id.encode()
+        self._id_headers = call.dialect.id_headers
         self._clock = clock
         self.started = False
 
@@ -58,7 +61,7 @@ class _Answer:
             now = str(self._clock.wall() // MILLISECOND).encode()
             message["headers"] = [
                 *message.get("headers", ()),
-                (b"x-request-id", self._request),
+                *((name, self._request) for name in self._id_headers),
                 (b"x-server-time", now),
             ]
         await self._send(message)

@@ -1,14 +1,12 @@
 """The one table from a reason to its HTTP answer, and the error every handler raises.
 
-Bodies have OpenAI's shape. The same row serves a refusal (a real status) and a failure in the
-middle of a stream (in-band, without one).
+The same row serves a refusal (a real status) and a failure in the middle of a stream (in-band,
+without one). Types and statuses are OpenAI's; `gateway.dialect` translates them for others.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, StrEnum
-
-import orjson
 
 from engine.core.outputs import Finished
 from gateway.retry_after import headers_of, predicted, wait_ms
@@ -294,17 +292,8 @@ def from_finished(finished: Finished, usage: Mapping[str, object]) -> ApiError:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Rendered:
-    """An error ready for the wire; `body` alone is what a stream sends in-band."""
-
-    status: int
-    headers: list[tuple[bytes, bytes]]
-    body: bytes
-
-
-def render(error: ApiError) -> Rendered:
-    """Body and headers of `error`."""
+def told(error: ApiError) -> tuple[dict[str, object], list[tuple[bytes, bytes]]]:
+    """The facts of `error` and its headers, with when to come back where that is known."""
     row = error.row
     facts = dict(error.facts)
     headers = [(name.encode(), value.encode("latin-1")) for name, value in error.headers.items()]
@@ -317,15 +306,4 @@ def render(error: ApiError) -> Rendered:
         headers.append((b"x-should-retry", b"false"))
     if error.closes:
         headers.append((b"connection", b"close"))
-    body = orjson.dumps(
-        {
-            "error": {
-                "message": error.message,
-                "type": row.type,
-                "param": error.param,
-                "code": row.code,
-                **facts,
-            }
-        }
-    )
-    return Rendered(row.status, headers, body)
+    return facts, headers

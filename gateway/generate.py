@@ -1,60 +1,18 @@
 """From a request body to what the engine takes. All of it runs in a worker thread."""
 
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Protocol, TypeVar
+from collections.abc import Mapping
 
 import numpy as np
 
-from engine.core.plan import IntArray, Sampling
+from engine.core.plan import Sampling
 from engine.runtime.text.errors import TextError
-from gateway.choices import Delta
 from gateway.errors import ApiError, Reason
-from gateway.schema import ChatRequest, CompletionRequest
+from gateway.schema import ChatRequest
+from gateway.shape import Prepared, Request, RequestT, Shape
 from gateway.state import ServedModel
 from tenants.choices import AUTO
 from tenants.model import Principal, Tenant
-
-Request = ChatRequest | CompletionRequest
-RequestT = TypeVar("RequestT", ChatRequest, CompletionRequest)
-
-
-class Shape(Protocol[RequestT]):
-    """How one endpoint reads its requests and writes its answers."""
-
-    operation: ClassVar[str]  # its name in traces
-    id_prefix: ClassVar[str]
-    whole_object: ClassVar[str]
-    chunk_object: ClassVar[str]
-    default_max_tokens: ClassVar[int | None]
-
-    def parse(self, body: bytes) -> RequestT:
-        """Raises ApiError 400."""
-        ...
-
-    def tokens(self, request: RequestT, model: ServedModel) -> Sequence[int]:
-        """The prompt's token ids. Raises ApiError 400, TextError."""
-        ...
-
-    def whole(self, model: ServedModel, deltas: Sequence[Delta]) -> dict[str, object]:
-        """A complete choice, from all its deltas, for an answer in one piece."""
-        ...
-
-    def chunk(self, model: ServedModel, delta: Delta) -> dict[str, object]:
-        """What is new of a choice, for a stream."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A checked and tokenised request. `prompt` is int32 of shape [tokens]."""
-
-    request: Request
-    model: ServedModel
-    prompt: IntArray
-    max_tokens: int
-    sampling: Sampling
 
 
 def prepare(

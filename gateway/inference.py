@@ -1,4 +1,4 @@
-"""One model call from HTTP to the engine and back; the ASGI endpoint of both shapes."""
+"""One model call from HTTP to the engine and back; the ASGI endpoint of every shape."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +14,12 @@ from gateway.connection import abort
 from gateway.deadlines import Deadlines, TimeLimits, read_deadlines, resolve
 from gateway.errors import TABLE, ApiError, Reason, Row
 from gateway.flows import flow_of
-from gateway.generate import Prepared, Shape, prepare
+from gateway.generate import prepare
 from gateway.hangup import Hangup
 from gateway.lineage import read_ids
 from gateway.returns import Return, read_return
 from gateway.routing import Router
+from gateway.shape import Prepared, Shape
 from gateway.sse import EventStream, StalledError
 from gateway.state import Gateway
 from telemetry import semconv
@@ -61,7 +62,7 @@ class Inference:
                     prepared = await self._prepare(body, admission.principal)
                     await self._serve(prepared, admission, trace, hangup, scope, send)
         except ApiError as error:
-            trace.finish(error.row.status, error=error.row.code)
+            trace.finish(call.dialect.status(error.row), error=error.row.code)
             raise
         finally:
             trace.finish(500, error=TABLE[Reason.INTERNAL].code)  # unless it is finished by now
@@ -103,13 +104,15 @@ class Inference:
         _describe(trace, prepared, placed.request)
         trace.follow(generation.sequences)
         clock, history = self._gateway.clock, prepared.model.history
-        received = Call.of(scope).arrived
-        history.record(CallSubmitted(clock.now(), received, request.lineage, generation.sequences))
+        call = Call.of(scope)
+        history.record(
+            CallSubmitted(clock.now(), call.arrived, request.lineage, generation.sequences)
+        )
         created = clock.wall() // NANOSECONDS
         answer = Answer(self._shape, prepared, generation, created)
         failure: Row | None = None
         try:
-            failure = await self._write(answer, prepared.request.stream, send)
+            failure = await self._write(answer, prepared.request.stream, call, send)
         except StalledError:
             generation.cancel(Cause.SLOW_READER)
             abort(scope)
@@ -121,13 +124,14 @@ class Inference:
             history.record(CallAnswered(clock.now(), generation.sequences))
         trace.finish(200, error=failure.code if failure else None, attributes=answer.attributes())
 
-    async def _write(self, answer: Answer, stream: bool, send: Send) -> Row | None:
+    async def _write(self, answer: Answer, stream: bool, call: Call, send: Send) -> Row | None:
         """Write the answer; returns what a stream failed of in-band, if it did."""
         limits = self._gateway.limits
         if not stream:
             await answer.whole(send)
             return None
-        error = await answer.stream(EventStream(send, limits.keepalive, limits.write_timeout))
+        events = EventStream(send, call, limits.keepalive, limits.write_timeout)
+        error = await answer.stream(events)
         return error.row if error else None
 
 

@@ -1,12 +1,10 @@
-"""What becomes of every parameter of the OpenAI API: honoured, ignored or refused.
+"""What becomes of a parameter: honoured, ignored or refused.
 
-This list is what the server acts on, and `docs/openai-parameters.md` is made from it
-(`python -m gateway.parameters > docs/openai-parameters.md`).
+The written list of each API is what the server acts on and what its page is made from.
 """
 
 import json
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -34,138 +32,22 @@ class Parameter:
     nullable: bool = True
 
 
-def _honoured(name: str, note: str, *, nullable: bool = True) -> Parameter:
+def honoured(name: str, note: str, *, nullable: bool = True) -> Parameter:
     return Parameter(name, Treatment.HONOURED, note, nullable=nullable)
 
 
-def _ignored(name: str, note: str) -> Parameter:
+def ignored(name: str, note: str) -> Parameter:
     return Parameter(name, Treatment.IGNORED, note)
 
 
-def _refused(name: str, note: str, *neutral: Any) -> Parameter:
+def refused(name: str, note: str, *neutral: Any) -> Parameter:
     return Parameter(name, Treatment.REFUSED, note, neutral)
 
 
-# What both endpoints share.
-_MODEL = _honoured(
-    "model",
-    "Required: one of `GET /v1/models`, or `auto`: the first of these, or its fallback where that "
-    "keeps a deadline.",
-    nullable=False,
-)
-_SAMPLING = (
-    _honoured("temperature", "0 to 2, default 1; 0 is greedy."),
-    _honoured("top_p", "0 to 1, default 1."),
-    _honoured("presence_penalty", "-2 to 2, default 0."),
-    _honoured("frequency_penalty", "-2 to 2, default 0."),
-    _honoured("logit_bias", "Token id to bias, -100 to 100, at most 300 entries."),
-    _honoured("seed", "64-bit integer. Choice i draws with seed + i."),
-    _honoured("stop", "A string or up to 16, each of 1 to 256 characters. Not part of the text."),
-    _honoured("n", "1 to 16 choices, default 1. The prompt is computed once."),
-    _honoured("stream", "Server-sent events."),
-    _honoured(
-        "stream_options",
-        "`include_usage` is honoured, `include_obfuscation` ignored; only with `stream`.",
-    ),
-    _ignored("user", "Tenants are told apart by their keys."),
-)
-_MAX_TOKENS = (
-    "At least 1, and it must fit the context with the prompt. null is refused: leave it out."
-)
-_EXTENSIONS = (
-    _honoured("top_k", "Not OpenAI's. 0 or more, default 0, which is off."),
-    _honoured("min_p", "Not OpenAI's. 0 to 1, default 0, which is off."),
-    _honoured("repetition_penalty", "Not OpenAI's. Over 0, up to 10; default 1, which is off."),
-    _honoured("min_tokens", "Not OpenAI's. No stop token is drawn before so many tokens."),
-    _honoured("stop_token_ids", "Not OpenAI's. Up to 64 token ids that end the output."),
-    _honoured("ignore_eos", "Not OpenAI's. Go on past the model's own end token."),
-)
-_NO_TOOLS = "The models served call no tools."
-_TEXT_ONLY = "Text only."
-_HOSTED = "A service of OpenAI's that has no counterpart here."
-
-CHAT = (
-    _MODEL,
-    _honoured("messages", "1 to 2048 messages; see below.", nullable=False),
-    *_SAMPLING,
-    _honoured("max_completion_tokens", _MAX_TOKENS, nullable=False),
-    _honoured(
-        "max_tokens",
-        "The old name of `max_completion_tokens`; send one. null is refused.",
-        nullable=False,
-    ),
-    _honoured("logprobs", "Boolean."),
-    _honoured("top_logprobs", "0 to 20, only with `logprobs`."),
-    *_EXTENSIONS,
-    _ignored("metadata", "Nothing is stored."),
-    _ignored("prompt_cache_key", "Prefixes are found by content."),
-    _ignored("safety_identifier", "Tenants are told apart by their keys."),
-    _ignored("service_tier", "The tenant's weight decides."),
-    _refused("audio", _TEXT_ONLY),
-    _refused("function_call", _NO_TOOLS, "none", "auto"),
-    _refused("functions", _NO_TOOLS, []),
-    _refused("modalities", _TEXT_ONLY, ["text"]),
-    _refused("moderation", _HOSTED),
-    _refused("parallel_tool_calls", _NO_TOOLS, True, False),
-    _refused("prediction", "There is no predicted output."),
-    _refused("prompt_cache_options", "The prefix cache has no options of the caller's."),
-    _refused("prompt_cache_retention", "Cached prefixes are kept while there is room."),
-    _refused("reasoning_effort", "The models served do not reason apart.", "none"),
-    _refused("response_format", "There is no structured output yet.", {"type": "text"}),
-    _refused("store", "Nothing is stored.", False),
-    _refused("tool_choice", _NO_TOOLS, "none", "auto"),
-    _refused("tools", _NO_TOOLS, []),
-    _refused("verbosity", "Ask for it in the prompt.", "medium"),
-    _refused("web_search_options", _HOSTED),
-)
-
-COMPLETIONS = (
-    _MODEL,
-    _honoured(
-        "prompt",
-        "A string or a list of token ids; a list of just one of these passes too. Several prompts"
-        " need several calls.",
-        nullable=False,
-    ),
-    *_SAMPLING,
-    _honoured("max_tokens", _MAX_TOKENS + " Default 16, as OpenAI's.", nullable=False),
-    _honoured("logprobs", "0 to 5 alternatives for each token."),
-    *_EXTENSIONS,
-    _refused("best_of", "Ask for `n` choices and pick.", 1),
-    _refused("echo", "The prompt is not repeated.", False),
-    _refused("suffix", "The models served do not fill in.", ""),
-)
-
-MESSAGE = (
-    _honoured(
-        "role",
-        "`system`, `developer` (the same as `system`), `user` or `assistant`.",
-        nullable=False,
-    ),
-    _honoured(
-        "content",
-        'A string, or a list of parts `{"type": "text", "text": …}`, which are joined. Parts of'
-        " other types (`image_url`, `input_audio`, `file`, `refusal`) are refused.",
-        nullable=False,
-    ),
-    _ignored("name", "Chat templates have no place for it."),
-    _ignored("annotations", "Part of an answer that is sent back."),
-    _refused("audio", _TEXT_ONLY),
-    _refused("function_call", _NO_TOOLS),
-    _refused("refusal", "There are no refusals to repeat."),
-    _refused("tool_call_id", _NO_TOOLS),
-    _refused("tool_calls", _NO_TOOLS, []),
-)
-
-STREAM_OPTIONS = (
-    _honoured("include_usage", "A last chunk without choices brings the usage."),
-    _ignored("include_obfuscation", "Chunks are not padded."),
-)
-
 MAX_NAME_ECHOED = 64
 
-
 Known = Mapping[str, Parameter]
+Tables = Sequence[tuple[str, Sequence[Parameter]]]  # with titles
 
 
 def select(body: Mapping[str, Any], known: Known, where: str = "") -> dict[str, Any]:
@@ -203,10 +85,10 @@ def by_name(parameters: tuple[Parameter, ...]) -> Known:
     return {parameter.name: parameter for parameter in parameters}
 
 
-def render_document() -> str:
-    """The text of `docs/openai-parameters.md`."""
-    sections = [_INTRODUCTION]
-    for title, parameters in _TABLES:
+def render_page(introduction: str, tables: Tables) -> str:
+    """The text of a page that lists `tables`."""
+    sections = [introduction]
+    for title, parameters in tables:
         sections += [f"\n## {title}\n", "| name | | what it means here |", "| --- | --- | --- |"]
         sections += [
             f"| `{parameter.name}` | {parameter.treatment} | {_describe(parameter)} |"
@@ -221,23 +103,6 @@ def _describe(parameter: Parameter) -> str:
     passing = ", ".join(f"`{json.dumps(value)}`" for value in parameter.neutral)
     return f"{parameter.note} {passing} {'pass' if len(parameter.neutral) > 1 else 'passes'}."
 
-
-_TABLES = (
-    ("`POST /v1/chat/completions`", CHAT),
-    ("A message", MESSAGE),
-    ("`POST /v1/completions`", COMPLETIONS),
-    ("`stream_options`", STREAM_OPTIONS),
-)
-_INTRODUCTION = """\
-# OpenAI parameters
-
-What the server does with every parameter. *Honoured*: it has its documented effect. *Accepted and
-ignored*: any value passes and changes nothing. *Refused*: 400 with the parameter's name in `param`
-and code `unsupported_parameter`; values that ask for nothing pass, so that a client which spells
-out its defaults works. A name that is not listed is refused with code `unknown_parameter`. null
-means the same as leaving the parameter out, except where the table says otherwise.
-
-This page is generated from `gateway/parameters.py`."""
 
 _HEADERS = """
 ## Request headers
@@ -257,7 +122,3 @@ Stock clients send the same headers again when they retry. With `x-task-id`, the
 `x-timeout-ms` of a task fixes when the task ends: later calls under it can end earlier, not later.
 Without one, `x-timeout-ms` counts anew in each attempt; use `x-deadline` for a limit over all.
 """
-
-
-if __name__ == "__main__":
-    sys.stdout.write(render_document())

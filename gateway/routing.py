@@ -7,8 +7,9 @@ from engine.host.engine import Engine, GenerationRequest
 from engine.host.generation import Generation
 from engine.host.worker import EngineState
 from gateway.errors import ApiError, Reason
-from gateway.generate import Prepared, Shape, prepare_for
+from gateway.generate import prepare_for
 from gateway.hangup import Hangup
+from gateway.shape import Prepared, Shape
 from gateway.state import ServedModel
 from gateway.workers import Workers
 from telemetry.events import Cause

@@ -1,13 +1,14 @@
-"""Server-sent events: the answer of a stream, one write for each wake-up, comments in silence."""
+"""Server-sent events: a stream's answer, one write for each wake-up, signs of life in silence."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TypeVar
 
-import orjson
 from starlette.types import Send
 
-from gateway.errors import ApiError, render
+from gateway.call import Call
+from gateway.dialect import render
+from gateway.errors import ApiError
 
 ResultT = TypeVar("ResultT")
 
@@ -16,12 +17,6 @@ _HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # proxies that buffer would hold the tokens back
 ]
-_COMMENT = b": keep-alive\n\n"
-_DONE = b"data: [DONE]\n\n"
-
-
-def event(value: object) -> bytes:
-    return b"data: " + orjson.dumps(value) + b"\n\n"
 
 
 class StalledError(Exception):
@@ -31,8 +26,10 @@ class StalledError(Exception):
 class EventStream:
     """One stream. Every write raises StalledError if it is not taken in `write_timeout` seconds."""
 
-    def __init__(self, send: Send, keepalive: float, write_timeout: float) -> None:
+    def __init__(self, send: Send, call: Call, keepalive: float, write_timeout: float) -> None:
         self._send = send
+        self._call = call
+        self._dialect = call.dialect
         self._keepalive = keepalive
         self._write_timeout = write_timeout
 
@@ -40,31 +37,35 @@ class EventStream:
         """Send the status; from here on errors are in-band."""
         await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
 
-    async def write(self, values: Iterable[object]) -> None:
+    async def write(self, values: Iterable[Mapping[str, object]]) -> None:
         """Send each of `values` as an event, all in one piece."""
-        events = b"".join([event(value) for value in values])
+        events = self._events(values)
         if events:
             await self._write(events)
 
-    async def close(self, values: Iterable[object] = ()) -> None:
-        """Send the last `values` and `[DONE]`; the body ends with them."""
-        await self._write(b"".join([event(value) for value in values]) + _DONE, more=False)
+    async def close(self, values: Iterable[Mapping[str, object]] = ()) -> None:
+        """Send the last `values`; the stream is complete with them."""
+        await self._write(self._events(values) + self._dialect.done, more=False)
 
     async def fail(self, error: ApiError) -> None:
-        """End with an error and without `[DONE]`, which clients would take for success."""
-        await self._write(b"data: " + render(error).body + b"\n\n", more=False)
+        """End with an error and without the mark of completeness."""
+        body = render(error, self._dialect, self._call.request_id).body
+        await self._write(self._events([body]), more=False)
 
     async def during(self, news: Callable[[], Awaitable[ResultT]]) -> ResultT:
-        """The result of `news`, with comments sent while it takes long.
+        """The result of `news`, with signs of life sent while it takes long.
 
-        `news` is cancelled and called again after each comment.
+        `news` is cancelled and called again after each.
         """
         while True:
             try:
                 async with asyncio.timeout(self._keepalive):
                     return await news()
             except TimeoutError:
-                await self._write(_COMMENT)
+                await self._write(self._dialect.silence)
+
+    def _events(self, values: Iterable[Mapping[str, object]]) -> bytes:
+        return b"".join([self._dialect.event(value) for value in values])
 
     async def _write(self, body: bytes, *, more: bool = True) -> None:
         try:

@@ -8,7 +8,7 @@ from engine.core.outputs import Finished, Output
 from engine.core.plan import TokenLogprob
 from engine.runtime.text.codec import TextCodec
 from gateway.chat import ChatShape
-from gateway.choices import Choices
+from gateway.choices import Choices, Usage
 from gateway.completions import CompletionShape
 from gateway.state import ServedModel
 from telemetry.events import Cause
@@ -110,12 +110,7 @@ def test_a_failure_is_no_finish_reason(codec):
 def test_usage_sums_outputs_and_counts_the_prompt_once(codec):
     all_choices, _ = choices(codec, n=2)
     all_choices.absorb([ended(Cause.STOP, 4), ended(Cause.LENGTH, 9, sequence=11)])
-    assert all_choices.usage().on_the_wire() == {
-        "prompt_tokens": 7,
-        "completion_tokens": 13,
-        "total_tokens": 20,
-        "prompt_tokens_details": {"cached_tokens": 3},
-    }
+    assert all_choices.usage() == Usage(prompt=7, cached=3, output=13)
 
 
 def test_probabilities_of_a_chat(codec):

@@ -1,18 +1,22 @@
 """The refusal table: complete, and right on the wire."""
 
-import orjson
 import pytest
 
 from engine.core.outputs import Finished
-from gateway.errors import FINISH_REASONS, TABLE, ApiError, Reason, Retry, from_finished, render
+from gateway.dialect import OPENAI, Rendered, render
+from gateway.errors import FINISH_REASONS, TABLE, ApiError, Reason, Retry, from_finished
 from policies.admission import Forecast
 from telemetry.events import Cause
 
 SECOND = 1_000_000_000
 
 
+def rendered(error: ApiError) -> Rendered:
+    return render(error, OPENAI, "req-1")
+
+
 def headers_of(error: ApiError) -> dict[str, str]:
-    return {name.decode(): value.decode() for name, value in render(error).headers}
+    return {name.decode(): value.decode() for name, value in rendered(error).headers}
 
 
 def test_every_cause_is_either_a_completion_or_has_a_row():
@@ -52,10 +56,9 @@ def test_a_wait_is_the_estimate_plus_up_to_a_quarter(estimate, least, most):
     waits = set()
     for _ in range(50):
         error = ApiError(Cause.QUEUE_FULL, retry_after=estimate)
-        rendered = render(error)
-        headers = {name.decode(): value.decode() for name, value in rendered.headers}
-        wait = int(headers["retry-after-ms"])
-        assert orjson.loads(rendered.body)["error"]["retry_after_ms"] == wait
+        spelled = rendered(error)
+        wait = int(dict(spelled.headers)[b"retry-after-ms"])
+        assert spelled.body["error"]["retry_after_ms"] == wait
         waits.add(wait)
     assert least <= min(waits)
     assert max(waits) <= most
@@ -77,7 +80,7 @@ def test_an_infeasible_deadline_says_what_was_predicted_and_when_to_ask_afresh(w
     headers = headers_of(error)
     assert headers["x-should-retry"] == "false"
     assert headers.get("retry-after-ms") == said
-    body = orjson.loads(render(error).body)["error"]
+    body = rendered(error).body["error"]
     assert (body["code"], body["type"]) == ("deadline_infeasible", "rate_limit_error")
     assert (body["predicted_start_ms"], body["predicted_finish_ms"]) == (2000, 9000)
 
@@ -90,10 +93,10 @@ def test_a_wait_over_a_minute_is_told_but_not_retried():
 
 def test_body_has_openais_shape_and_the_facts():
     error = ApiError(Reason.BODY_TOO_LARGE, param="body", facts={"limit": 7}, closes=True)
-    rendered = render(error)
-    assert rendered.status == 413
-    assert (b"connection", b"close") in rendered.headers
-    assert orjson.loads(rendered.body) == {
+    spelled = rendered(error)
+    assert spelled.status == 413
+    assert (b"connection", b"close") in spelled.headers
+    assert spelled.body == {
         "error": {
             "message": "The request body is too large.",
             "type": "invalid_request_error",
@@ -115,7 +118,7 @@ def test_a_refusal_of_the_engine_keeps_cause_detail_and_estimate():
 
 def test_why_an_engine_failed_is_not_told_to_callers():
     finished = Finished(Cause.ENGINE_FAILED, 10, 0, 0, detail="KeyError('/secret/path')")
-    assert "secret" not in render(from_finished(finished, {})).body.decode()
+    assert "secret" not in str(rendered(from_finished(finished, {})).body)
 
 
 def test_work_that_was_begun_is_counted():

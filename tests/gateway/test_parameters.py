@@ -8,8 +8,9 @@ import pytest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
-from gateway import parameters
-from gateway.parameters import CHAT, COMPLETIONS, MESSAGE, STREAM_OPTIONS, Treatment
+from gateway import openai_parameters
+from gateway.openai_parameters import CHAT, COMPLETIONS, MESSAGE, STREAM_OPTIONS
+from gateway.parameters import Treatment
 from gateway.schema import ChatRequest, CompletionRequest, Message, StreamOptions
 
 PAGE = Path(__file__).parents[2] / "docs" / "openai-parameters.md"
@@ -52,8 +53,8 @@ def test_exactly_the_honoured_parameters_reach_the_schema(table, model):
 
 
 def test_the_page_is_the_list():
-    assert PAGE.read_text() == parameters.render_document(), (
-        "run: python -m gateway.parameters > docs/openai-parameters.md"
+    assert PAGE.read_text() == openai_parameters.render_document(), (
+        "run: python -m gateway.openai_parameters > docs/openai-parameters.md"
     )
     rows = re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.MULTILINE)
     assert len(rows) == len(CHAT) + len(COMPLETIONS) + len(MESSAGE) + len(STREAM_OPTIONS)

@@ -1,0 +1,120 @@
+"""The families of APIs that are spoken: how each spells errors and the events of a stream.
+
+The reasons, waits and facts are the same in all of them; `gateway.errors` holds that table.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import orjson
+
+from gateway.errors import ApiError, Row, told
+
+MESSAGES_PATH = "/v1/messages"
+
+
+class Dialect(Protocol):
+    """`silence` is sent while a stream has nothing to say, `done` at the end of a complete one."""
+
+    id_headers: ClassVar[tuple[bytes, ...]]  # under which the request id is answered
+    silence: ClassVar[bytes]
+    done: ClassVar[bytes]
+
+    def status(self, row: Row) -> int:
+        """The HTTP status that clients of this family know for a line of the table."""
+        ...
+
+    def error(
+        self, error: ApiError, facts: Mapping[str, object], request_id: str
+    ) -> dict[str, object]:
+        """The body of an error; a stream sends it as an event."""
+        ...
+
+    def event(self, value: Mapping[str, object]) -> bytes:
+        """One server-sent event."""
+        ...
+
+
+class OpenAI:
+    """As OpenAI's own API and its stock clients."""
+
+    id_headers: ClassVar[tuple[bytes, ...]] = (b"x-request-id",)
+    silence: ClassVar[bytes] = b": keep-alive\n\n"
+    done: ClassVar[bytes] = b"data: [DONE]\n\n"
+
+    def status(self, row: Row) -> int:
+        return row.status
+
+    def error(
+        self,
+        error: ApiError,
+        facts: Mapping[str, object],
+        request_id: str,  # noqa: ARG002  # it is in a header
+    ) -> dict[str, object]:
+        named = {"message": error.message, "type": error.row.type}
+        return {"error": {**named, "param": error.param, "code": error.row.code, **facts}}
+
+    def event(self, value: Mapping[str, object]) -> bytes:
+        return b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+class Anthropic:
+    """As Anthropic's API and its stock clients. Every body and event says its own `type`."""
+
+    id_headers: ClassVar[tuple[bytes, ...]] = (b"x-request-id", b"request-id")
+    silence: ClassVar[bytes] = b'event: ping\ndata: {"type":"ping"}\n\n'
+    done: ClassVar[bytes] = b""  # the last event says it
+
+    # By status; everything else in the 400s is an invalid request.
+    _TYPES: ClassVar[Mapping[int, str]] = {
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        413: "request_too_large",
+        429: "rate_limit_error",
+        500: "api_error",
+        504: "timeout_error",
+        529: "overloaded_error",
+    }
+
+    def status(self, row: Row) -> int:
+        return 529 if row.status == 503 else row.status
+
+    def error(
+        self, error: ApiError, facts: Mapping[str, object], request_id: str
+    ) -> dict[str, object]:
+        kind = self._TYPES.get(self.status(error.row), "invalid_request_error")
+        named = {"type": kind, "message": error.message}
+        return {
+            "type": "error",
+            "error": {**named, "param": error.param, "code": error.row.code, **facts},
+            "request_id": request_id,
+        }
+
+    def event(self, value: Mapping[str, object]) -> bytes:
+        return b"event: %b\ndata: %b\n\n" % (str(value["type"]).encode(), orjson.dumps(value))
+
+
+OPENAI = OpenAI()
+ANTHROPIC = Anthropic()
+
+
+def dialect_of(path: str) -> Dialect:
+    """What the callers of a path expect, refusals of the router itself included."""
+    return ANTHROPIC if path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/") else OPENAI
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """An error ready for the wire; `body` alone is what a stream sends in-band."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: dict[str, object]
+
+
+def render(error: ApiError, dialect: Dialect, request_id: str) -> Rendered:
+    """Status, headers and body of `error` for a caller of `dialect`."""
+    facts, headers = told(error)
+    return Rendered(dialect.status(error.row), headers, dialect.error(error, facts, request_id))
