@@ -24,6 +24,7 @@ NEVER_QUEUED = frozenset(
         Cause.BAD_TOKEN,
         Cause.DUPLICATE,
         Cause.TASK_CANCELLED,
+        Cause.RACE_OVER,
         Cause.DEADLINE_INFEASIBLE,
     }
 )
@@ -44,6 +45,7 @@ class Reason(StrEnum):
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     BODY_TIMEOUT = "body_timeout"
+    COMMIT_CONFLICT = "commit_conflict"
     BODY_TOO_LARGE = "body_too_large"
     TENANT_BUSY = "tenant_busy"
     SERVER_BUSY = "server_busy"
@@ -109,6 +111,13 @@ TABLE: Mapping[Cause | Reason, Row] = {
     Reason.BODY_TIMEOUT: Row(
         408, "invalid_request_error", "body_timeout", "The request body arrived too slowly."
     ),
+    Reason.COMMIT_CONFLICT: Row(
+        409,
+        "conflict_error",
+        "commit_conflict",
+        "Another attempt of the task was committed before.",
+        Retry.NEVER,
+    ),
     Reason.BODY_TOO_LARGE: Row(
         413, "invalid_request_error", "body_too_large", "The request body is too large."
     ),
@@ -143,6 +152,12 @@ TABLE: Mapping[Cause | Reason, Row] = {
     Cause.CANCELLED: Row(499, "cancelled", "cancelled", "The request was cancelled.", Retry.NEVER),
     Cause.TASK_CANCELLED: Row(
         499, "cancelled", "cancelled", "The task was cancelled; use a new task id.", Retry.NEVER
+    ),
+    Cause.LOST_RACE: Row(
+        499, "cancelled", "lost_race", "Another attempt of the task was committed.", Retry.NEVER
+    ),
+    Cause.RACE_OVER: Row(
+        499, "cancelled", "lost_race", "Another attempt of the task was committed.", Retry.NEVER
     ),
     Cause.DISCONNECTED: Row(
         499, "cancelled", "disconnected", "The caller closed the connection.", Retry.NEVER

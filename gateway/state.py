@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from engine.host.engine import Engine
 from engine.runtime.text.codec import TextCodec
+from gateway.commits import Commits
 from gateway.deadlines import TaskDeadlines
 from gateway.history import History
 from gateway.slots import Slots
@@ -61,6 +62,7 @@ class Gateway:
     slots: Slots = field(init=False)
     workers: Workers = field(init=False)
     task_deadlines: TaskDeadlines = field(default_factory=TaskDeadlines)
+    commits: Commits = field(default_factory=Commits)
 
     def __post_init__(self) -> None:
         self.slots = Slots(self.limits.max_requests, self.limits.max_tenant_requests)

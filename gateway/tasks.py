@@ -1,7 +1,9 @@
-"""`DELETE /v1/tasks/{task}` and what lies under it: cancel everything in that scope.
+"""Cancelling: `DELETE /v1/tasks/{task}` and what lies under it, and `POST /v1/tasks/{task}/commit`.
 
-A task that does not exist answers like one that does, as does another tenant's, so that nobody
-learns of ids that are not theirs. What arrives under the scope later is refused.
+The first cancels everything in its scope. The second says that a race is won, which cancels all of
+the task but the winning attempt. What arrives for cancelled work later is refused. A task that does
+not exist answers like one that does, as does another tenant's, so that nobody learns of ids that
+are not theirs.
 """
 
 from starlette.requests import Request
@@ -10,7 +12,10 @@ from starlette.routing import Route
 
 from engine.core.commands import Cancel
 from gateway.auth import authenticate
-from gateway.errors import Reason
+from gateway.body import read_body
+from gateway.call import Call
+from gateway.commits import parse_commit
+from gateway.errors import ApiError, Reason
 from gateway.lineage import check_id
 from gateway.state import Gateway
 from telemetry.events import Cause
@@ -18,6 +23,7 @@ from telemetry.lineage import Scope
 from tenants.model import INFERENCE
 
 PARTS = ("task", "run", "attempt", "request")
+COMMIT_BYTES = 4096  # more than the longest ids need
 
 
 class Tasks:
@@ -29,17 +35,58 @@ class Tasks:
         paths = ["/v1"]
         for part in PARTS:
             paths.append(f"{paths[-1]}/{part}s/{{{part}}}")
-        return [Route(path, self.cancel, methods=["DELETE"]) for path in paths[1:]]
+        return [
+            *(Route(path, self.cancel, methods=["DELETE"]) for path in paths[1:]),
+            Route("/v1/tasks/{task}/commit", self.commit, methods=["POST"]),
+        ]
 
     async def cancel(self, request: Request) -> JSONResponse:
         """Post the cancellation; it takes effect before the next step."""
-        gateway = self._gateway
-        principal = await authenticate(request.headers, gateway.authenticator, INFERENCE)
+        scope = await self._named(request)
+        self._post(request, scope, Cause.CANCELLED)
+        return JSONResponse({"object": "cancellation", **request.path_params, "cancelled": True})
+
+    async def commit(self, request: Request) -> JSONResponse:
+        """Post the end of the race, once: a second winner is refused with 409."""
+        scope = await self._named(request)
+        limits = self._gateway.limits
+        body = await read_body(request.headers, request.receive, COMMIT_BYTES, limits.body_timeout)
+        named = {
+            part: check_id(part, text, Reason.INVALID_VALUE)
+            for part, text in parse_commit(body).named().items()
+        }
+        task = request.path_params["task"]
+        winner = Scope(scope.tenant, task, **named)
+        first = self._gateway.commits.settle(scope.tenant, task, winner)
+        if first != winner:
+            raise _conflict(first)
+        self._post(request, scope, Cause.LOST_RACE, winner)
+        return JSONResponse({"object": "commitment", "task": task, **named, "committed": True})
+
+    async def _named(self, request: Request) -> Scope:
+        """What the path names, of the caller's tenant."""
+        principal = await authenticate(request.headers, self._gateway.authenticator, INFERENCE)
         named = {
             part: check_id(part, text, Reason.INVALID_VALUE)
             for part, text in request.path_params.items()
         }
-        scope = Scope(principal.tenant.id, **named)
-        for model in gateway.models.values():
-            model.engine.post(Cancel(scope, Cause.CANCELLED, remember=True))
-        return JSONResponse({"object": "cancellation", **named, "cancelled": True})
+        return Scope(principal.tenant.id, **named)
+
+    def _post(
+        self, request: Request, scope: Scope, cause: Cause, spare: Scope | None = None
+    ) -> None:
+        received = Call.of(request.scope).arrived
+        command = Cancel(scope, cause, remember=True, spare=spare, received=received)
+        for model in self._gateway.models.values():
+            model.engine.post(command)
+
+
+def _conflict(first: Scope) -> ApiError:
+    where = f" of run {first.run!r}" if first.run else ""
+    return ApiError(
+        Reason.COMMIT_CONFLICT,
+        f"Attempt {first.attempt!r}{where} of this task was committed before, and a race has one "
+        "winner; start another task for another race.",
+        param="attempt",
+        facts={"committed": {"attempt": first.attempt, "run": first.run}},
+    )

@@ -26,6 +26,7 @@ class Cause(StrEnum):
     STOP_STRING = "stop_string"  # the detokeniser found a stop string
     LENGTH = "length"  # the output cap or the context was reached
     CANCELLED = "cancelled"  # asked for through the API
+    LOST_RACE = "lost_race"  # another attempt of its task was committed
     DISCONNECTED = "disconnected"  # the caller hung up
     SLOW_READER = "slow_reader"  # the caller did not read its stream
     SHUTDOWN = "shutdown"  # the grace period of a drain ended
@@ -38,6 +39,7 @@ class Cause(StrEnum):
     BAD_TOKEN = "bad_token"  # a token id outside the vocabulary
     DUPLICATE = "duplicate"  # the sequence id is already in use
     TASK_CANCELLED = "task_cancelled"  # arrived under a task that was cancelled
+    RACE_OVER = "race_over"  # arrived under a task of which another attempt was committed
     NUMERICAL = "numerical_error"  # the model produced NaN for this sequence
     CONSTRAINT = "constraint_error"  # the sequence's logits constraint failed
     DEADLINE_INFEASIBLE = "deadline_infeasible"  # predicted at arrival to miss its deadline
@@ -267,7 +269,7 @@ class FlowStalled:
 
 @dataclass(frozen=True, slots=True)
 class CancelApplied:
-    """How many live sequences a cancellation found, by phase."""
+    """How many live sequences a cancellation found, by phase; what `spare` covers goes on."""
 
     now: int
     scope: Scope
@@ -275,6 +277,8 @@ class CancelApplied:
     queued: int
     prefill: int
     decode: int
+    spare: Scope | None = None
+    received: int | None = None  # when the caller's word came
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,11 +54,17 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """End everything under `scope`. With `remember`, later arrivals under it are refused too."""
+    """End everything under `scope`. With `remember`, later arrivals under it are refused too.
+
+    What `spare` covers goes on: it has won the race of all under `scope`. `received` is when the
+    caller's word came, in monotonic nanoseconds; what is computed after it came too late.
+    """
 
     scope: Scope
     cause: Cause = Cause.CANCELLED
     remember: bool = False
+    spare: Scope | None = None
+    received: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,6 @@
 """Commands applied to the kernel: arrivals, cancellations, and the rest."""
 
-from collections.abc import Iterable
-from itertools import product
-
+from engine.core.cancel import cancel, check_alive
 from engine.core.caps import make_place
 from engine.core.commands import (
     Abort,
@@ -22,14 +20,11 @@ from engine.core.refusal import SECOND, UNKNOWN_WAIT, Refusal
 from engine.core.sequence import Group, Sequence, State
 from engine.core.state import KernelState
 from telemetry.events import (
-    CancelApplied,
     Cause,
     ExternalServiceCharged,
-    Phase,
     SequenceArrived,
     SequenceRefused,
 )
-from telemetry.lineage import Lineage, Scope
 
 
 def apply(state: KernelState, command: Command, now: int) -> None:
@@ -38,7 +33,7 @@ def apply(state: KernelState, command: Command, now: int) -> None:
         case Submit():
             _submit(state, command, now)
         case Cancel():
-            _cancel(state, command, now)
+            cancel(state, command, now)
         case Abort():
             for number in command.sequences:
                 if number in state.sequences:
@@ -109,8 +104,7 @@ def _check_sense(state: KernelState, submit: Submit, now: int) -> None:
     """Raise Refusal for what no amount of room would help."""
     if state.draining:
         raise Refusal(Cause.DRAINING, "the server is shutting down", 5 * SECOND)
-    if any(state.tombstones.get(scope, 0) > now for scope in _scopes_over(submit.lineage)):
-        raise Refusal(Cause.TASK_CANCELLED, "the task was cancelled before this request arrived")
+    check_alive(state, submit.lineage, now)
     if any(number in state.sequences for number in submit.sequences):
         raise Refusal(Cause.DUPLICATE, "a sequence id is already in use")
     _check_size(state, submit)
@@ -182,52 +176,6 @@ def _promise(
     tokens = len(submit.prompt) * len(submit.sequences)
     booked = book(state, path, submit.claims, submit.sequences, tokens, now + wait, now)
     return wait, booked
-
-
-def _cancel(state: KernelState, cancel: Cancel, now: int) -> None:
-    found = dict.fromkeys(Phase, 0)
-    for sequence in _under(state, cancel.scope):
-        found[sequence.phase] += 1
-        state.end(sequence, cancel.cause, now)
-    state.emit(
-        CancelApplied(
-            now=now,
-            scope=cancel.scope,
-            cause=cancel.cause,
-            queued=found[Phase.QUEUED],
-            prefill=found[Phase.PREFILL],
-            decode=found[Phase.DECODE],
-        )
-    )
-    if cancel.remember:
-        _bury(state, cancel.scope, now)
-
-
-def _under(state: KernelState, scope: Scope) -> list[Sequence]:
-    candidates: Iterable[Sequence]
-    if scope.task is not None:
-        candidates = state.by_task.get((scope.tenant, scope.task), {}).values()
-    else:
-        candidates = state.sequences.values()
-    return [sequence for sequence in candidates if scope.covers(sequence.lineage)]
-
-
-def _bury(state: KernelState, scope: Scope, now: int) -> None:
-    tombstones = state.tombstones
-    tombstones[scope] = now + state.config.tombstone_ttl
-    tombstones.move_to_end(scope)
-    while len(tombstones) > state.config.max_tombstones or next(iter(tombstones.values())) <= now:
-        tombstones.popitem(last=False)
-
-
-def _scopes_over(lineage: Lineage) -> Iterable[Scope]:
-    """Every scope a cancellation of this work may have been given as."""
-    return (
-        Scope(lineage.tenant, lineage.task, *narrowing)
-        for narrowing in product(
-            (None, lineage.run), (None, lineage.attempt), (None, lineage.request)
-        )
-    )
 
 
 def _finish(state: KernelState, finish: Finish, now: int) -> None:

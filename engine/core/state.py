@@ -1,6 +1,6 @@
 """The state of one kernel, and the few ways in which a sequence changes its place in it."""
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -17,6 +17,7 @@ from engine.core.outputs import Finished, OutputBatch
 from engine.core.plan import LongArray, StepPlan, Transfer
 from engine.core.rework import Debt, forgive
 from engine.core.sequence import Group, Sequence, State
+from engine.core.tombstones import Tombstones
 from engine.core.waiting import WaitingRoom
 from policies.cost import make_cost
 from policies.estimates import Company, DrainRate, MoveStalls
@@ -32,7 +33,6 @@ from telemetry.events import (
     SequenceEnded,
     Stall,
 )
-from telemetry.lineage import Scope
 
 SLACK = 1024  # deadlines of ended sequences kept before they are swept out
 
@@ -62,7 +62,7 @@ class KernelState:
         self.transfers: list[Transfer] = []  # moves out, for the next plan
         self.sequences: dict[int, Sequence] = {}
         self.by_task: dict[tuple[str, str], dict[int, Sequence]] = {}
-        self.tombstones: OrderedDict[Scope, int] = OrderedDict()  # scope -> expiry
+        self.tombstones = Tombstones(config.max_tombstones, config.tombstone_ttl)
         self.deadlines: list[tuple[int, int]] = []  # heap of (instant, sequence id)
         self.stalls: dict[Flow, tuple[Stall, int]] = {}  # cause and first waiter
         self.flights: deque[Flight] = deque()

@@ -67,6 +67,28 @@ def eventually(check: Callable[[], object], seconds: float = 10.0) -> None:
         time.sleep(0.005)
 
 
+def read(connection: socket.socket) -> tuple[bytes, bytes]:
+    """One answer with a content-length: its head and its body."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        data += connection.recv(65536)
+    head, body = data.split(b"\r\n\r\n", 1)
+    (length,) = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")]
+    while len(body) < int(length.split(b":")[1]):
+        body += connection.recv(65536)
+    return head, body
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """The rest of a chunked answer."""
+    data = b""
+    while not data.endswith(b"0\r\n\r\n"):
+        piece = connection.recv(65536)
+        assert piece, "cut off"
+        data += piece
+    return data
+
+
 @dataclass
 class Model:
     """What the simulated model says, and how fast. Choice i draws with seed + i.
@@ -81,6 +103,7 @@ class Model:
     steps: int = 0  # begun
     fault: Exception | None = None  # raised by the next step
     running: threading.Event = field(default_factory=threading.Event)
+    stuck: bool = False  # a step is held
 
     def draw(self, join: Join, index: int) -> int:
         script = self.scripts[join.sampling.seed % len(self.scripts)]
@@ -94,7 +117,9 @@ class Model:
 
     def advance(self, _: int) -> None:
         self.steps += 1
-        self.running.wait()
+        while not self.running.is_set():
+            self.stuck = True
+            self.running.wait()
         time.sleep(self.step_seconds)
         if self.fault is not None:
             fault, self.fault = self.fault, None
@@ -107,6 +132,7 @@ class Model:
         try:
             yield
         finally:
+            self.stuck = False
             self.running.set()
 
 

@@ -38,7 +38,16 @@ def test_every_429_and_503_says_when_to_retry():
 
 
 @pytest.mark.parametrize(
-    "cause", [Cause.DEADLINE, Cause.FIRST_TOKEN_DEADLINE, Cause.CANCELLED, Cause.TASK_CANCELLED]
+    "cause",
+    [
+        Cause.DEADLINE,
+        Cause.FIRST_TOKEN_DEADLINE,
+        Cause.CANCELLED,
+        Cause.TASK_CANCELLED,
+        Cause.LOST_RACE,
+        Cause.RACE_OVER,
+        Reason.COMMIT_CONFLICT,
+    ],
 )
 def test_hopeless_work_is_not_resubmitted(cause):
     assert headers_of(ApiError(cause)) == {"x-should-retry": "false"}

@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from telemetry.events import Cause, Phase, SequenceArrived, SequenceEnded, StepPlanned
-from tests.gateway.live import CONTEXT, HELLO, MODEL, LiveServer, eventually
+from tests.gateway.live import CONTEXT, HELLO, MODEL, LiveServer, eventually, read, read_all
 
 pytestmark = pytest.mark.model  # the text is that of the default model
 
@@ -122,28 +122,6 @@ def test_a_cancelled_task_ends_everything_under_it_and_nothing_else(slow):
         eventually(lambda: slow.engine.status().load.running == 2)
     assert slow.ends("ten")[0].cause is Cause.DISCONNECTED
     assert slow.ends("bronze")[0].cause is Cause.DISCONNECTED
-
-
-def read(connection) -> tuple[bytes, bytes]:
-    """One answer with a content-length: its head and its body."""
-    data = b""
-    while b"\r\n\r\n" not in data:
-        data += connection.recv(65536)
-    head, body = data.split(b"\r\n\r\n", 1)
-    (length,) = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")]
-    while len(body) < int(length.split(b":")[1]):
-        body += connection.recv(65536)
-    return head, body
-
-
-def read_all(connection) -> bytes:
-    """The rest of a chunked answer."""
-    data = b""
-    while not data.endswith(b"0\r\n\r\n"):
-        piece = connection.recv(65536)
-        assert piece, "cut off"
-        data += piece
-    return data
 
 
 def test_what_arrives_under_a_cancelled_task_is_refused(slow):

@@ -11,7 +11,7 @@ from policies.fairness.config import NAMES, FairnessConfig
 from telemetry.events import Cause, SequencePreempted
 from telemetry.lineage import Scope
 from tests.kernel.memory import CheckingExecutor
-from tests.kernel.world import VOCABULARY, World, config
+from tests.kernel.world import VOCABULARY, World, config, won
 
 ARRIVALS = st.tuples(
     st.just("arrive"),
@@ -21,6 +21,7 @@ ARRIVALS = st.tuples(
     st.integers(1, 3),  # choices
     st.one_of(st.none(), st.integers(1, 2_000)),  # deadline in ms from now
     st.sampled_from(["t1", "t2", "t10"]),
+    st.sampled_from(["a1", "a2", "a3"]),
 )
 ACTIONS = st.one_of(
     ARRIVALS,
@@ -28,6 +29,7 @@ ACTIONS = st.one_of(
     st.tuples(st.just("abort"), st.integers(1, 30)),
     st.tuples(st.just("finish"), st.integers(1, 30), st.integers(1, 5)),
     st.tuples(st.just("cancel"), st.sampled_from(["a", "b"]), st.sampled_from(["t1", "t10", None])),
+    st.tuples(st.just("win"), st.sampled_from(["t1", "t10"]), st.sampled_from(["a1", "a2"])),
     st.tuples(st.just("preempt"), st.integers(1, 30)),
 )
 
@@ -35,10 +37,12 @@ ACTIONS = st.one_of(
 def play(world: World, actions) -> None:
     for action in actions:
         match action:
-            case ("arrive", tenant, prompt, output, n, timeout, task):
+            case ("arrive", tenant, prompt, output, n, timeout, task, attempt):
                 now = world.clock.now()
                 deadline = None if timeout is None else now + timeout * 1_000_000
-                world.submit(tenant, prompt, output, n=n, task=task, deadline=deadline)
+                world.submit(
+                    tenant, prompt, output, n=n, task=task, attempt=attempt, deadline=deadline
+                )
             case ("steps", count):
                 for _ in range(count):
                     world.step()
@@ -49,6 +53,8 @@ def play(world: World, actions) -> None:
                     world.apply(Finish(number, min(keep, len(world.tokens[number]))))
             case ("cancel", tenant, task):
                 world.apply(Cancel(Scope(tenant, task)))
+            case ("win", task, attempt):
+                world.apply(won("a", task, attempt))
             case ("preempt", number):
                 world.scheduler.preempt(number, world.clock.now())
                 world._collect()
@@ -116,7 +122,7 @@ def test_output_does_not_depend_on_memory_pressure(arrivals, blocks):
     drafted = World(config(num_blocks=blocks, draft_tokens=2, max_step_tokens=96))
     worlds = (roomy, tight, overlapped, drafted)
     for world in worlds:
-        for _, tenant, prompt, output, n, _, task in arrivals:
+        for _, tenant, prompt, output, n, _, task, _ in arrivals:
             world.submit(tenant, prompt, output, n=n, task=task)
         world.run()
         world.check_idle()

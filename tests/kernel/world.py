@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 
 import numpy as np
 
-from engine.core.commands import Command, FlowNode, Submit
+from engine.core.commands import Cancel, Command, FlowNode, Submit
 from engine.core.config import KernelConfig
 from engine.core.hashing import block_hashes, salt_of
 from engine.core.loop import EngineLoop
@@ -15,6 +15,7 @@ from engine.sim.executor import SimExecutor, TokenRule, counting_tokens
 from engine.sim.profile import A10G_LLAMA2_7B, CostProfile
 from telemetry.clock import VirtualClock
 from telemetry.events import (
+    Cause,
     Charge,
     Event,
     SequenceArrived,
@@ -23,7 +24,7 @@ from telemetry.events import (
     ServiceCharged,
     StepPlanned,
 )
-from telemetry.lineage import Lineage
+from telemetry.lineage import Lineage, Scope
 
 VOCABULARY = 1000
 
@@ -38,6 +39,12 @@ def config(**changes) -> KernelConfig:
         "vocab_size": VOCABULARY,
     }
     return KernelConfig(**(defaults | changes))
+
+
+def won(tenant: str, task: str, attempt: str, run: str | None = None) -> Cancel:
+    """The end of a race."""
+    winner = Scope(tenant, task, run, attempt)
+    return Cancel(Scope(tenant, task), Cause.LOST_RACE, remember=True, spare=winner)
 
 
 class World:
@@ -79,6 +86,7 @@ class World:
         priority: int = 0,
         task: str = "task",
         run: str = "run",
+        attempt: str = "attempt",
         salt: bytes | None = None,
         sampling: Sampling | None = None,
         **fields,
@@ -90,7 +98,7 @@ class World:
         salt = salt or salt_of(tenant)
         self.apply(
             Submit(
-                lineage=Lineage(tenant, task, run, "attempt", f"req-{numbers[0]}"),
+                lineage=Lineage(tenant, task, run, attempt, f"req-{numbers[0]}"),
                 sequences=numbers,
                 flow=(FlowNode(tenant, weight, priority),),
                 prompt=array,

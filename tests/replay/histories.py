@@ -11,7 +11,7 @@ from policies.config import PolicyConfig
 from policies.fairness.config import FairnessConfig
 from telemetry.events import Cause
 from telemetry.lineage import Scope
-from tests.kernel.world import config
+from tests.kernel.world import config, won
 from tests.replay.recorded import RecordedWorld
 
 STOPS = Sampling(temperature=0.0, stop_token_ids=(17, 48, 79), min_tokens=2)
@@ -25,12 +25,14 @@ ACTIONS = st.one_of(
         st.integers(1, 3),  # choices
         st.one_of(st.none(), st.integers(1, 2_000)),  # deadline in ms from now
         st.booleans(),  # with stop tokens
+        st.sampled_from(["a1", "a2"]),  # attempt
     ),
     st.tuples(st.just("follow"), st.integers(1, 30), st.integers(0, 20), st.integers(1, 30)),
     st.tuples(st.just("steps"), st.integers(1, 12)),
     st.tuples(st.just("abort"), st.integers(1, 30)),
     st.tuples(st.just("finish"), st.integers(1, 30), st.integers(1, 5)),
     st.tuples(st.just("cancel"), st.sampled_from(["a", "b"]), st.booleans()),
+    st.tuples(st.just("win"), st.sampled_from(["a", "b"]), st.sampled_from(["a1", "a2"])),
     st.just(("lost",)),
 )
 
@@ -54,11 +56,12 @@ class Talk(RecordedWorld):
     def play(self, actions) -> None:
         for action in actions:
             match action:
-                case ("arrive", tenant, prompt, output, n, timeout, stops):
+                case ("arrive", tenant, prompt, output, n, timeout, stops, attempt):
                     deadline = timeout and self.clock.now() + timeout * 1_000_000
                     tokens = [7 + prompt % 3] * prompt
                     more = {"sampling": STOPS} if stops else {}
-                    self.say(tenant, tokens, output, n=n, deadline=deadline, **more)
+                    more |= {"n": n, "deadline": deadline, "attempt": attempt}
+                    self.say(tenant, tokens, output, **more)
                 case ("follow", number, more, output) if self.prompts:
                     number = 1 + number % len(self.prompts)
                     tenant, prompt = self.prompts[number]
@@ -73,6 +76,8 @@ class Talk(RecordedWorld):
                         self.apply(Finish(number, min(keep, len(self.tokens[number]))))
                 case ("cancel", tenant, remember):
                     self.apply(Cancel(Scope(tenant, "task"), remember=remember))
+                case ("win", tenant, attempt):
+                    self.apply(won(tenant, "task", attempt))
                 case ("lost",):
                     self.lose()
         self.run()

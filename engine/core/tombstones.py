@@ -1,0 +1,63 @@
+"""What was cancelled is remembered for a while, so that what arrives for it later is refused."""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import product
+
+from telemetry.lineage import Lineage, Scope
+
+
+@dataclass(frozen=True, slots=True)
+class Tombstone:
+    """Everything under a scope is refused until `expiry` (ns), but for what `spare` covers."""
+
+    expiry: int
+    spare: Scope | None
+
+    def refuses(self, lineage: Lineage) -> bool:
+        """Whether new work of `lineage`, which lies under the scope, comes too late."""
+        return self.spare is None or not self.spare.covers(lineage)
+
+
+class Tombstones:
+    """At most `capacity` scopes, the oldest go first; each for `ttl` ns since it was last set."""
+
+    def __init__(self, capacity: int, ttl: int) -> None:
+        self._capacity = capacity
+        self._ttl = ttl
+        self._stones: OrderedDict[Scope, Tombstone] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._stones)
+
+    def bury(self, scope: Scope, spare: Scope | None, now: int) -> None:
+        """Remember `scope` from now on; what was cancelled whole stays so."""
+        stones = self._stones
+        standing = self.standing(scope, now)
+        if standing is not None and standing.spare is None:
+            spare = None
+        stones[scope] = Tombstone(now + self._ttl, spare)
+        stones.move_to_end(scope)
+        while len(stones) > self._capacity or next(iter(stones.values())).expiry <= now:
+            stones.popitem(last=False)
+
+    def standing(self, scope: Scope, now: int) -> Tombstone | None:
+        """The one of exactly this scope."""
+        stone = self._stones.get(scope)
+        return stone if stone is not None and stone.expiry > now else None
+
+    def refusing(self, lineage: Lineage, now: int) -> Tombstone | None:
+        """One that refuses new work of `lineage`."""
+        stones = (self.standing(scope, now) for scope in _scopes_over(lineage))
+        return next((stone for stone in stones if stone and stone.refuses(lineage)), None)
+
+
+def _scopes_over(lineage: Lineage) -> Iterable[Scope]:
+    """Every scope a cancellation of this work may have been given as."""
+    return (
+        Scope(lineage.tenant, lineage.task, *narrowing)
+        for narrowing in product(
+            (None, lineage.run), (None, lineage.attempt), (None, lineage.request)
+        )
+    )

@@ -1,0 +1,47 @@
+"""Which attempt has won each race: as it is said, and so that a second winner is refused at once.
+
+Decided here and not in the kernel because one race may run on several models' engines, each with a
+kernel of its own, and all have to be told the same.
+"""
+
+from collections import OrderedDict
+
+from gateway.parameters import by_name, honoured
+from gateway.wire import Wire, parse
+from telemetry.lineage import Scope
+
+PARAMETERS = by_name(
+    (
+        honoured("attempt", "Required: the attempt that has won.", nullable=False),
+        honoured("run", "Its run, where attempts of several runs share their ids."),
+    )
+)
+
+
+class CommitRequest(Wire):
+    attempt: str
+    run: str | None = None
+
+    def named(self) -> dict[str, str]:
+        """The parts that were given."""
+        return {"attempt": self.attempt} if self.run is None else self.model_dump()
+
+
+def parse_commit(body: bytes) -> CommitRequest:
+    """Raises ApiError 400 that names the parameter at fault."""
+    return parse(CommitRequest, body, PARAMETERS)
+
+
+class Commits:
+    """The first winner named for each task. Bounded: the oldest go first."""
+
+    def __init__(self, capacity: int = 10_000) -> None:
+        self._capacity = capacity
+        self._winners: OrderedDict[tuple[str, str], Scope] = OrderedDict()
+
+    def settle(self, tenant: str, task: str, winner: Scope) -> Scope:
+        """The winner that counts: the one named before, or else `winner`."""
+        first = self._winners.setdefault((tenant, task), winner)
+        if len(self._winners) > self._capacity:
+            self._winners.popitem(last=False)
+        return first
