@@ -72,7 +72,8 @@ class Inference:
         if gateway.draining:
             raise ApiError(Cause.DRAINING)
         principal = await authenticate(call.headers, gateway.authenticator, INFERENCE)
-        ids = read_ids(call.headers, call.request_id)
+        baggage = call.headers.getlist("baggage")
+        ids = read_ids(call.headers, call.request_id, baggage)
         lineage = ids.lineage(principal.tenant.id)
         instants, timeouts = read_deadlines(call.headers, gateway.clock)
         if ids.task is not None and timeouts.end is not None:

@@ -1,10 +1,11 @@
-"""Cancellation identities and the request id, read from headers or made up."""
+"""Cancellation identities and the request id, read from headers or baggage or made up."""
 
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from gateway.baggage import KEYS, read_baggage
 from gateway.errors import ApiError, Reason
 from telemetry.lineage import Lineage
 
@@ -50,12 +51,18 @@ def request_id(headers: Mapping[str, str]) -> str:
     return given if valid_id(given) else f"req-{uuid.uuid4().hex}"
 
 
-def read_ids(headers: Mapping[str, str], request: str) -> Ids:
-    """Ids of a call that answers as `request`. Raises ApiError 400 for a malformed header."""
+def read_ids(headers: Mapping[str, str], request: str, baggage: Iterable[str] = ()) -> Ids:
+    """Ids of a call that answers as `request`; its own headers go before its baggage's members.
+
+    Raises ApiError 400 for a malformed header, and passes over what is malformed in `baggage`.
+    """
     if "x-request-id" in headers:
         check_id("x-request-id", headers["x-request-id"])
-    parts = (
-        check_id(name, headers[name]) if name in headers else None
-        for name in ("x-task-id", "x-run-id", "x-attempt-id")
-    )
-    return Ids(request, *parts)
+    carried = read_baggage(baggage)
+    return Ids(request, *(_part(name, headers, carried.get(name, "")) for name in KEYS.values()))
+
+
+def _part(name: str, headers: Mapping[str, str], carried: str) -> str | None:
+    if name in headers:
+        return check_id(name, headers[name])
+    return carried if valid_id(carried) else None

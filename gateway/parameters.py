@@ -117,6 +117,9 @@ _HEADERS = """
 - `x-first-token-deadline`, `x-first-token-timeout-ms`: the same for the first token; missed before
   any output, the answer is a 504.
 - `traceparent`: the caller's span, of which the call becomes a child.
+- `baggage`: W3C's; members `watermaster.task`, `watermaster.run` and `watermaster.attempt` stand
+  for `x-task-id`, `x-run-id` and `x-attempt-id` where these are not sent. What is malformed in it
+  is ignored.
 
 Stock clients send the same headers again when they retry. With `x-task-id`, the first
 `x-timeout-ms` of a task fixes when the task ends: later calls under it can end earlier, not later.

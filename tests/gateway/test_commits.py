@@ -194,3 +194,20 @@ def test_commits_are_bounded_and_need_a_key(server):
         assert client.post("/v1/tasks/a%20b/commit", json={"attempt": "a"}).status_code == 400
         assert client.get("/v1/tasks/big/commit").status_code == 405
     assert httpx.post(f"{server.url}/v1/tasks/t/commit", json={"attempt": "a"}).status_code == 401
+
+
+def test_baggage_names_the_attempt_at_any_hop(server):
+    body = {"model": MODEL, "messages": HELLO}
+    late = [
+        ("baggage", "other=1,watermaster.task=carried;hop=2"),
+        ("baggage", "watermaster.attempt=a%402"),
+    ]
+    won = [("baggage", "watermaster.task=carried,watermaster.attempt=a%401")]
+    broken = [("baggage", "watermaster.task=a b,=%%;")]
+    with server.client() as client:
+        assert commit(client, "carried", attempt="a@1").status_code == 200
+        answers = [
+            client.post("/v1/chat/completions", json=body, headers=headers)
+            for headers in (late, won, broken)
+        ]
+    assert [answer.status_code for answer in answers] == [499, 200, 200]

@@ -33,3 +33,54 @@ def test_malformed_ids_are_refused_by_name_and_not_echoed(name, text):
 
 def test_the_longest_id_passes():
     assert valid_id("a" * 128)
+
+
+def carried(*lines: str, **headers: str) -> tuple[str | None, str | None, str | None]:
+    named = {f"x-{part}-id": text for part, text in headers.items()}
+    ids = read_ids(named, "req-1", lines)
+    return ids.task, ids.run, ids.attempt
+
+
+def test_baggage_carries_the_lineage_among_what_is_not_ours():
+    line = (
+        "user=ann;p,\twatermaster.task = t1 ;hops=2;x , watermaster.run=r%3A1,"
+        "watermaster.attempt=a%2B1+2,watermaster.tasks=no"
+    )
+    assert carried(line) == ("t1", "r:1", "a+1+2")
+
+
+def test_baggage_may_come_in_several_headers_and_the_last_of_a_key_counts():
+    lines = ("watermaster.task=t1,watermaster.run=r1", "watermaster.task=t2")
+    assert carried(*lines) == ("t2", "r1", None)
+
+
+def test_explicit_headers_win_over_baggage_one_by_one():
+    line = "watermaster.task=t1,watermaster.run=r1"
+    assert carried(line, task="mine") == ("mine", "r1", None)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        ",,;=,",
+        "watermaster.task",
+        "watermaster.task=",
+        "watermaster.task=a b",
+        "watermaster.task=%ff",
+        "watermaster.task=%zz",
+        "watermaster.task=a/b",
+        "watermaster.task=" + "a" * 129,
+        "Watermaster.Task=t1",
+        "=watermaster.task=t1",
+        "watermaster.task==t1",
+        "\x00\xff" * 100,
+    ],
+)
+def test_malformed_baggage_is_ignored(line):
+    assert carried(line) == (None, None, None)
+    assert carried(line, run="r1") == (None, "r1", None)
+
+
+def test_malformed_members_leave_the_others_alone():
+    assert carried("watermaster.task=a b,watermaster.run=r1,;;") == (None, "r1", None)
