@@ -147,6 +147,7 @@ class LiveServer:
         host: HostConfig,
         *,
         fallback: bool = False,
+        policy: PolicyConfig = PLAIN,
     ) -> None:
         self.codec = codec
         self.keys: dict[str, str] = {}
@@ -156,6 +157,7 @@ class LiveServer:
         self.small.running.set()
         self.events = EventLog(100_000)
         self._with_fallback = fallback
+        self._policy = policy
         self.gateway: Gateway
         self.engine: Engine
         self.store_url = store_url
@@ -341,7 +343,7 @@ class LiveServer:
 
     def _engine(self, name: str, model: Model, pump: EventPump) -> Engine:
         kernel = KernelConfig(
-            policy=PLAIN,
+            policy=self._policy,
             num_blocks=1024,
             max_running=8,
             max_context=CONTEXT,

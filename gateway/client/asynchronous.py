@@ -1,0 +1,157 @@
+"""The client for asynchronous code."""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Self
+from urllib.parse import quote
+
+import httpx
+
+from gateway.client.errors import RefusedError, UnreachableError, error_object
+from gateway.client.race import Won, first_acceptable
+from gateway.client.retries import DEFAULT_POLICY, GivenUp, Retries, RetryBudget, RetryPolicy
+from gateway.client.scope import Scope, new_id, scope
+from gateway.client.stream import Stream
+from gateway.client.until import until
+
+Answer = dict[str, Any]
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+# How long a cancellation may take, all tries together.
+CANCEL_WITHIN = 10.0
+
+
+def accept_all(_: Answer) -> bool:
+    return True
+
+
+class AsyncClient:
+    """Calls a server at `url` with a key. Bodies and answers are the API's own JSON.
+
+    `within` ends a call so many seconds from now, and never later than the scope around it. Every
+    call may raise RefusedError, UnreachableError and DeadlineError.
+    """
+
+    def __init__(self, url: str, key: str, policy: RetryPolicy = DEFAULT_POLICY) -> None:
+        self._policy = policy
+        self._budget = RetryBudget(policy)
+        self._chance = random.Random()
+        self._http = httpx.AsyncClient(
+            base_url=url,
+            headers={"authorization": f"Bearer {key}"},
+            # How long an answer may take is the deadline's affair; connections are the server's.
+            timeout=httpx.Timeout(None, connect=10.0),
+            limits=httpx.Limits(max_connections=None),
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._http.aclose()
+
+    async def chat(self, *, within: float | None = None, **body: Any) -> Answer:
+        """A whole answer of `/v1/chat/completions`."""
+        return await self._whole(CHAT, body, within)
+
+    async def completions(self, *, within: float | None = None, **body: Any) -> Answer:
+        """A whole answer of `/v1/completions`."""
+        return await self._whole(COMPLETIONS, body, within)
+
+    async def stream(self, *, within: float | None = None, **body: Any) -> Stream:
+        """A chat answer as it comes: what failed before its first token is sent again, as ever."""
+        with scope(within=within) as own:
+            response = await self._exchange("POST", CHAT, {**body, "stream": True}, own)
+        return Stream(response, own.end)
+
+    async def race(
+        self,
+        requests: Sequence[Mapping[str, Any]],
+        accept: Callable[[Answer], bool] = accept_all,
+        *,
+        within: float | None = None,
+    ) -> Won[Answer]:
+        """The first acceptable answer to one of `requests`, bodies of chat calls; see `Won`.
+
+        All are sent at once, as attempts of the same run. The winner is committed, so that the
+        server stops to compute the others. Raises NoneAcceptedError.
+        """
+        names = [new_id("attempt") for _ in requests]
+
+        async def attempt(name: str, body: Mapping[str, Any]) -> Answer:
+            with scope(attempt=name):
+                return await self.chat(**body)
+
+        with scope(run=new_id("race"), within=within) as own:
+
+            async def commit(winner: int) -> None:
+                losers = names[:winner] + names[winner + 1 :]
+                await asyncio.gather(*(self.cancel(own.task, own.run, name) for name in losers))
+
+            pairs = zip(names, requests, strict=True)
+            attempts = [partial(attempt, name, body) for name, body in pairs]
+            return await first_acceptable(attempts, accept, commit)
+
+    async def cancel(self, task: str, run: str | None = None, attempt: str | None = None) -> None:
+        """Stop all work under a task, one of its runs, or one attempt of a run, for good."""
+        path = f"/v1/tasks/{quote(task, safe='')}"
+        if run is not None:
+            path += f"/runs/{quote(run, safe='')}"
+            if attempt is not None:
+                path += f"/attempts/{quote(attempt, safe='')}"
+        await self._control("DELETE", path, None)
+
+    async def _control(self, method: str, path: str, body: object) -> None:
+        """Outside of every scope: what ends work must go through when its time is over, too."""
+        end = time.monotonic() + CANCEL_WITHIN
+        await self._exchange(method, path, body, Scope(new_id("control"), task_end=end, end=end))
+
+    async def _whole(self, path: str, body: Mapping[str, Any], within: float | None) -> Answer:
+        if body.get("stream"):
+            raise ValueError("this answers in one piece; call stream() for a stream")
+        with scope(within=within) as own:
+            response = await self._exchange("POST", path, body, own)
+        return dict(response.json())
+
+    async def _exchange(self, method: str, path: str, body: Any, own: Scope) -> httpx.Response:
+        """The answer to a call that succeeded, sent as often as the policy allows."""
+        retries = Retries(self._policy, self._budget, own.end)
+        while True:
+            headers = own.headers(time.monotonic(), time.time())
+            if retries.count:
+                headers["x-stainless-retry-count"] = str(retries.count)
+            request = self._http.build_request(method, path, json=body, headers=headers)
+            try:
+                async with until(own.end):
+                    return await self._send(request)
+            except (RefusedError, UnreachableError) as error:
+                wait = retries.after(error.failure, time.monotonic(), self._chance)
+                if isinstance(wait, GivenUp):
+                    error.given_up = wait
+                    raise
+            await asyncio.sleep(wait)
+
+    async def _send(self, request: httpx.Request) -> httpx.Response:
+        try:
+            response = await self._http.send(request, stream=True)
+            events = response.headers.get("content-type", "").startswith("text/event-stream")
+            if response.is_success and events:
+                return response
+            try:
+                await response.aread()
+            finally:
+                await response.aclose()
+        except httpx.TransportError as problem:
+            raise UnreachableError(problem) from problem
+        if not response.is_success:
+            error = error_object(response.content)
+            raise RefusedError(response.status_code, response.headers, error)
+        return response
