@@ -54,9 +54,10 @@ def swap_cost(state: KernelState, blocks: int, beneficiary: Sequence | None = No
     """
     block, overlap = state.config.host_block_ns, state.config.host_overlap
     decodes, context = _decodes(state)
-    entering = {s.id: s for s in (*state.entitled, beneficiary) if s is not None}.values()
-    prompt = sum(len(s.tokens) for s in entering if s.slot < 0 and not s.computed)
-    work = StepWork(prompt, prompt * prompt / 2, decodes, context)
+    entering = {s.id: s for s in (*state.entitled, beneficiary) if s is not None and s.slot < 0}
+    prompt = sum(len(s.tokens) for s in entering.values() if not s.computed)
+    back = [s.computed for s in entering.values() if s.computed]
+    work = StepWork(prompt, prompt * prompt / 2, decodes + len(back), context + sum(back))
     computing = state.step_time.predict(work) * 1e9
     before = len(state.transfers)
     out = stall((before + blocks) * block, computing, overlap=overlap)
