@@ -13,7 +13,7 @@ import httpx
 from gateway.client.errors import RefusedError, UnreachableError, error_object
 from gateway.client.race import Won, first_acceptable
 from gateway.client.retries import DEFAULT_POLICY, GivenUp, Retries, RetryBudget, RetryPolicy
-from gateway.client.scope import Scope, new_id, scope
+from gateway.client.scope import Scope, current, new_id, scope
 from gateway.client.stream import Stream
 from gateway.client.until import until
 
@@ -81,10 +81,12 @@ class AsyncClient:
     ) -> Won[Answer]:
         """The first acceptable answer to one of `requests`, bodies of chat calls; see `Won`.
 
-        All are sent at once, as attempts of the same run. The winner is committed, so that the
-        server stops to compute the others. Raises NoneAcceptedError.
+        All are sent at once, as attempts of one run. A race that is a task of its own ends with the
+        commit of the winner; inside a task, which goes on, its losers alone are cancelled. Either
+        way the server stops to compute them. Raises NoneAcceptedError.
         """
         names = [new_id("attempt") for _ in requests]
+        inside = current() is not None
 
         async def attempt(name: str, body: Mapping[str, Any]) -> Answer:
             with scope(attempt=name):
@@ -93,6 +95,9 @@ class AsyncClient:
         with scope(run=new_id("race"), within=within) as own:
 
             async def commit(winner: int) -> None:
+                if not inside:
+                    await self.commit(own.task, names[winner])
+                    return
                 losers = names[:winner] + names[winner + 1 :]
                 await asyncio.gather(*(self.cancel(own.task, own.run, name) for name in losers))
 
@@ -108,6 +113,14 @@ class AsyncClient:
             if attempt is not None:
                 path += f"/attempts/{quote(attempt, safe='')}"
         await self._control("DELETE", path, None)
+
+    async def commit(self, task: str, attempt: str, run: str | None = None) -> None:
+        """Say that `attempt` has won its task: all else under the task is stopped, for good.
+
+        Raises RefusedError 409 if another attempt had won.
+        """
+        winner = {"attempt": attempt} if run is None else {"attempt": attempt, "run": run}
+        await self._control("POST", f"/v1/tasks/{quote(task, safe='')}/commit", winner)
 
     async def _control(self, method: str, path: str, body: object) -> None:
         """Outside of every scope: what ends work must go through when its time is over, too."""

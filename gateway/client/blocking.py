@@ -52,6 +52,9 @@ class Client:
     def cancel(self, task: str, run: str | None = None, attempt: str | None = None) -> None:
         self._thread.run(self._client.cancel(task, run, attempt))
 
+    def commit(self, task: str, attempt: str, run: str | None = None) -> None:
+        self._thread.run(self._client.commit(task, attempt, run))
+
 
 class BlockingStream:
     """As `Stream`."""

@@ -49,6 +49,10 @@ class Scope:
 _current: ContextVar[Scope | None] = ContextVar("watermaster_scope", default=None)
 
 
+def current() -> Scope | None:
+    return _current.get()
+
+
 def new_id(kind: str) -> str:
     return f"{kind}-{uuid.uuid4().hex}"
 

@@ -324,6 +324,27 @@ def test_a_server_that_is_not_there_is_tried_again_and_named(server):
     assert caught.value.given_up is GivenUp.SENDS
 
 
+def test_a_connection_that_breaks_is_tried_again_with_the_time_that_is_left():
+    requests = []
+
+    def serve(listener: socket.socket) -> None:
+        for answer in (b"", b'HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{"ok": 1}'):
+            connection, _ = listener.accept()
+            with connection:
+                requests.append(connection.recv(65536).decode().lower())
+                connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        serving = pool.submit(serve, listener)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with Client(url, "key", RetryPolicy(base=0.0)) as mine:
+            assert mine.chat(**BODY, within=60) == {"ok": 1}
+        serving.result()
+    first, second = (int(re.search(r"x-timeout-ms: (\d+)", sent)[1]) for sent in requests)
+    assert second <= first <= 60_000
+    assert "x-stainless-retry-count: 1" in requests[1]
+
+
 # -- races ------------------------------------------------------------------------------------
 
 LONG = "so it goes " * 150
@@ -344,17 +365,41 @@ def losers(server: LiveServer, task: str, count: int) -> list[SequenceEnded]:
     return found()
 
 
-def test_a_race_commits_the_winner_and_the_losers_stop_computing(server):
+def test_a_race_commits_the_winner_and_the_losers_stop_computing(server, sent):
     server.say(LONG, "yes", LONG, step_seconds=0.005)
-    with client(server) as mine, scope(task="race"):
+    with client(server) as mine:
         won = mine.race(seeded(3))
         assert (won.index, text(won.answer)) == (1, "yes")
-        lost = losers(server, "race", 2)
+        (task,) = {headers["x-task-id"] for headers in sent}
+        lost = losers(server, task, 2)
         server.assert_idle()
-        assert text(mine.chat(**BODY, seed=1)) == "yes"  # the task goes on
-    assert {end.cause for end in lost} == {Cause.CANCELLED}
+        with scope(task=task), pytest.raises(RefusedError) as caught:
+            mine.chat(**BODY)
+    assert caught.value.code == "lost_race"
+    assert {end.cause for end in lost} == {Cause.LOST_RACE}
     whole = len(server.codec.encode(LONG, add_special=False))
     assert all(end.output_tokens < whole / 2 for end in lost)
+
+
+def test_a_race_inside_a_task_cancels_its_losers_and_the_task_goes_on(server):
+    server.say(LONG, "yes", LONG, step_seconds=0.005)
+    with client(server) as mine, scope(task="race"):
+        assert mine.race(seeded(3)).index == 1
+        lost = losers(server, "race", 2)
+        assert mine.race(seeded(2)).index == 1
+        assert text(mine.chat(**BODY, seed=1)) == "yes"
+    assert {end.cause for end in lost} == {Cause.CANCELLED}
+
+
+def test_a_second_winner_is_refused(server):
+    with client(server) as mine:
+        mine.commit("won", "first")
+        mine.commit("won", "first")
+        with pytest.raises(RefusedError) as caught:
+            mine.commit("won", "second")
+    assert caught.value.status == 409
+    assert caught.value.facts["committed"]["attempt"] == "first"
+    assert caught.value.given_up is GivenUp.FINAL
 
 
 def test_the_first_acceptable_answer_wins_whatever_becomes_of_the_others(server):
