@@ -16,6 +16,7 @@ from gateway.health import Health
 from gateway.inference import Inference
 from gateway.models import Models
 from gateway.state import Gateway
+from gateway.task_state import TaskState
 from gateway.tasks import Tasks
 
 
@@ -28,6 +29,7 @@ def build_app(gateway: Gateway) -> Starlette:
             Route("/v1/completions", Inference(gateway, CompletionShape()), methods=["POST"]),
             Route("/v1/models", models.list),
             Route("/v1/models/{model:path}", models.one),
+            Route("/v1/tasks/{task}", TaskState(gateway).task),
             *Tasks(gateway).routes(),
             Route("/v1/requests/{request}/explain", Explain(gateway).request),
             Route("/health", health.health),

@@ -45,3 +45,7 @@ class Commits:
         if len(self._winners) > self._capacity:
             self._winners.popitem(last=False)
         return first
+
+    def winner(self, tenant: str, task: str) -> Scope | None:
+        """The one named so far."""
+        return self._winners.get((tenant, task))

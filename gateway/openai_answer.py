@@ -8,6 +8,16 @@ from gateway.shape import Prepared, Value
 from gateway.state import ServedModel
 
 
+def spell_usage(usage: Usage) -> Value:
+    """OpenAI's usage object."""
+    return {
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.output,
+        "total_tokens": usage.prompt + usage.output,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
+    }
+
+
 class ChoiceSpelling(Protocol):
     """What the endpoints do differently: the choices in the envelope."""
 
@@ -57,12 +67,7 @@ class OpenAIWriter:
         return last
 
     def usage(self, usage: Usage) -> Value:
-        return {
-            "prompt_tokens": usage.prompt,
-            "completion_tokens": usage.output,
-            "total_tokens": usage.prompt + usage.output,
-            "prompt_tokens_details": {"cached_tokens": usage.cached},
-        }
+        return spell_usage(usage)
 
     def _chunk(self, choices: Sequence[Value]) -> dict[str, object]:
         chunk = self._envelope(self._spelling.chunk_object, choices)

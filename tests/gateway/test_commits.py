@@ -80,6 +80,9 @@ def test_racing_fan_outs_cost_their_losers_at_most_one_step_after_the_commit(slo
             for call in calls:
                 call.close()
             slow.assert_idle()
+            state = client.get(f"/v1/tasks/{task}").json()
+            assert state["causes"] == {"length": 1, "lost_race": 2}
+            assert state["cancellation_lag_tokens"] == 2
 
 
 def received(server: LiveServer, task: str) -> int:

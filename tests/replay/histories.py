@@ -16,17 +16,18 @@ from tests.replay.recorded import RecordedWorld
 
 STOPS = Sampling(temperature=0.0, stop_token_ids=(17, 48, 79), min_tokens=2)
 
+ARRIVALS = st.tuples(
+    st.just("arrive"),
+    st.sampled_from(["a", "b", "c"]),
+    st.integers(1, 70),  # prompt tokens
+    st.integers(1, 40),  # output tokens
+    st.integers(1, 3),  # choices
+    st.one_of(st.none(), st.integers(1, 2_000)),  # deadline in ms from now
+    st.booleans(),  # with stop tokens
+    st.sampled_from(["a1", "a2"]),  # attempt
+)
 ACTIONS = st.one_of(
-    st.tuples(
-        st.just("arrive"),
-        st.sampled_from(["a", "b", "c"]),
-        st.integers(1, 70),  # prompt tokens
-        st.integers(1, 40),  # output tokens
-        st.integers(1, 3),  # choices
-        st.one_of(st.none(), st.integers(1, 2_000)),  # deadline in ms from now
-        st.booleans(),  # with stop tokens
-        st.sampled_from(["a1", "a2"]),  # attempt
-    ),
+    ARRIVALS,
     st.tuples(st.just("follow"), st.integers(1, 30), st.integers(0, 20), st.integers(1, 30)),
     st.tuples(st.just("steps"), st.integers(1, 12)),
     st.tuples(st.just("abort"), st.integers(1, 30)),

@@ -1,0 +1,125 @@
+"""What is told of a task agrees with the kernel, at every moment of every history."""
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.core.commands import Abort, Cancel
+from engine.sim.profile import UNIT_TIME
+from telemetry.clock import NANOSECONDS
+from telemetry.events import (
+    CancelApplied,
+    Cause,
+    Phase,
+    SequenceArrived,
+    SequenceEnded,
+    SequenceRefused,
+    StepCommitted,
+)
+from telemetry.lineage import Scope
+from telemetry.task_history import Told, tell
+from tests.kernel.world import World, config, won
+from tests.replay.histories import ACTIONS, ARRIVALS, KERNELS, Talk
+
+BURSTS = st.tuples(st.lists(ARRIVALS, min_size=1, max_size=6), st.lists(ACTIONS, max_size=4))
+BUSY = st.lists(BURSTS, min_size=1, max_size=5).map(
+    lambda bursts: [action for burst in bursts for part in burst for action in part]
+)
+
+
+class Watched(Talk):
+    """Compares after each step what the kernel knows of one task with what its events tell."""
+
+    def _collect(self) -> None:
+        super()._collect()
+        live = self.scheduler._state.sequences
+        told = {one.sequence: one for one in tell(self.events, "a", "task")}
+        known = {number for number, one in told.items() if one.cause is None}
+        assert known == {n for n, one in live.items() if one.lineage.tenant == "a"}
+        for number in known:
+            assert told[number].phase is live[number].phase
+            assert told[number].output_tokens == len(self.tokens[number])
+            assert told[number].cached_tokens == live[number].cached_tokens
+
+
+@settings(max_examples=50, deadline=None)
+@given(BUSY, KERNELS)
+def test_states_and_tokens_are_those_of_the_kernel_in_every_history(actions, kernel):
+    world = Watched(kernel)
+    world.play(actions)
+    told = {one.sequence: one for one in tell(world.events, "a", "task")}
+    ends = [end for end in world.of(SequenceEnded) if end.lineage.tenant == "a"]
+    refused = [event for event in world.of(SequenceRefused) if event.lineage.tenant == "a"]
+    assert set(told) == {event.sequence for event in [*ends, *refused]}
+    for end in ends:
+        one = told[end.sequence]
+        assert (one.cause, one.phase) == (end.cause, end.phase)
+        assert (one.prompt_tokens, one.cached_tokens) == (end.prompt_tokens, end.cached_tokens)
+        assert one.output_tokens == end.output_tokens
+    for event in refused:
+        assert (told[event.sequence].cause, told[event.sequence].phase) == (event.cause, None)
+    prompts = {event.lineage.request for event in world.of(SequenceArrived)}
+    mine = [one for one in told.values() if one.phase is not None]
+    assert sum(one.first for one in mine) == len({one.lineage.request for one in mine} & prompts)
+
+
+def find(world: World, sequence: int) -> Told:
+    (one,) = (one for one in tell(world.events, "a", "task") if one.sequence == sequence)
+    return one
+
+
+def world(**changes) -> World:
+    """One second a step."""
+    return World(config(**({"num_blocks": 400} | changes)), profile=UNIT_TIME)
+
+
+def test_lag_is_what_was_computed_after_the_word_came():
+    """The word comes within the third of three decode steps and is heeded after it."""
+    here = world()
+    (loser,) = here.submit("a", 10, 50, attempt="a1")
+    (winner,) = here.submit("a", 10, 5, attempt="a2")
+    for _ in range(4):
+        here.step()
+    half_a_step_ago = here.clock.now() - NANOSECONDS // 2
+    command = won("a", "task", "a2")
+    here.apply(replace(command, received=half_a_step_ago))
+    here.run()
+    one = find(here, loser)
+    assert (one.cause, one.phase) == (Cause.LOST_RACE, Phase.DECODE)
+    assert (one.output_tokens, one.lag_tokens) == (4, 1)
+    assert find(here, winner).lag_tokens == 0
+    assert here.of(CancelApplied)[0].received == half_a_step_ago
+
+
+def test_lag_counts_the_steps_in_flight_when_they_overlap():
+    here = world(max_in_flight=2)
+    (number,) = here.submit("a", 10, 50)
+    for _ in range(4):
+        here.step()
+    word = here.clock.now() - NANOSECONDS // 2
+    here.apply(Cancel(Scope("a", "task"), received=word))
+    flying = here.scheduler.in_flight
+    here.run()
+    assert flying == 1
+    assert find(here, number).lag_tokens == 1 + flying
+    assert sum(event.lag_tokens for event in here.of(StepCommitted)) == flying
+
+
+def test_a_hang_up_has_only_what_is_in_flight():
+    here = world()
+    (number,) = here.submit("a", 10, 50)
+    for _ in range(4):
+        here.step()
+    here.apply(Abort((number,), Cause.DISCONNECTED))
+    assert find(here, number).lag_tokens == 0
+
+
+def test_other_tasks_and_tenants_are_not_told():
+    here = world()
+    (mine,) = here.submit("a", 10, 3)
+    here.submit("a", 10, 3, task="task2")
+    here.submit("b", 10, 3)
+    here.run()
+    assert [one.sequence for one in tell(here.events, "a", "task")] == [mine]
+    assert tell(here.events, "a", "tas") == []
