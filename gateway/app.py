@@ -9,11 +9,13 @@ from starlette.routing import Route
 
 from gateway.chat import ChatShape
 from gateway.completions import CompletionShape
+from gateway.dialect import MESSAGES_PATH
 from gateway.edge import Edge
 from gateway.errors import ApiError, Reason
 from gateway.explain import Explain
 from gateway.health import Health
 from gateway.inference import Inference
+from gateway.messages import MessagesShape
 from gateway.models import Models
 from gateway.state import Gateway
 from gateway.task_state import TaskState
@@ -27,6 +29,7 @@ def build_app(gateway: Gateway) -> Starlette:
         routes=[
             Route("/v1/chat/completions", Inference(gateway, ChatShape()), methods=["POST"]),
             Route("/v1/completions", Inference(gateway, CompletionShape()), methods=["POST"]),
+            Route(MESSAGES_PATH, Inference(gateway, MessagesShape()), methods=["POST"]),
             Route("/v1/models", models.list),
             Route("/v1/models/{model:path}", models.one),
             Route("/v1/tasks/{task}", TaskState(gateway).task),

@@ -34,6 +34,7 @@ class Delta:
     tokens: Sequence[int] = ()
     logprobs: Sequence[TokenLogprob] = ()
     finish_reason: str | None = None
+    stop_string: str | None = None  # the one that was found, with the end
 
     @property
     def worth_sending(self) -> bool:
@@ -99,6 +100,7 @@ class Choice:
         if self.finish_reason is not None:
             delta.text += self._text.flush()
             delta.finish_reason = self.finish_reason
+            delta.stop_string = self._text.stopped_by
         self._began = self._began or bool(output.tokens) or delta.finish_reason is not None
         return delta
 

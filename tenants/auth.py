@@ -30,7 +30,7 @@ class AuthReason(StrEnum):
 
 
 _SENTENCES = {
-    AuthReason.MISSING: "no API key: send it as 'Authorization: Bearer wm-...'",
+    AuthReason.MISSING: "no API key: send it as 'Authorization: Bearer wm-...' or 'x-api-key'",
     AuthReason.MALFORMED: "the API key is malformed: it looks like wm-<id>-<secret>",
     AuthReason.UNKNOWN: "the API key is not known",
     AuthReason.EXPIRED: "the API key has expired",

@@ -1,6 +1,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import anthropic
+import httpx
 import pytest
 
 from engine.host.engine import HostConfig
@@ -54,3 +56,17 @@ def server(shared_server: LiveServer) -> Iterator[LiveServer]:
     shared_server.change(draining=False)
     shared_server.tighten()
     shared_server.assert_idle()
+
+
+@pytest.fixture
+def anthropic_client(server: LiveServer) -> Iterator[httpx.Client]:
+    """Sends the headers that Anthropic's clients send."""
+    headers = {"x-api-key": server.keys["gold"], "anthropic-version": "2023-06-01"}
+    with httpx.Client(base_url=server.url, headers=headers, timeout=20) as client:
+        yield client
+
+
+@pytest.fixture
+def stock_anthropic(server: LiveServer) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=server.url, api_key=server.keys["gold"]) as stock:
+        yield stock

@@ -3,7 +3,7 @@
 import pytest
 
 from engine.core.outputs import Finished
-from gateway.dialect import OPENAI, Rendered, render
+from gateway.dialect import ANTHROPIC, OPENAI, Rendered, render
 from gateway.errors import FINISH_REASONS, TABLE, ApiError, Reason, Retry, from_finished
 from policies.admission import Forecast
 from telemetry.events import Cause
@@ -114,6 +114,31 @@ def test_body_has_openais_shape_and_the_facts():
             "limit": 7,
         }
     }
+
+
+@pytest.mark.parametrize("reason", sorted(TABLE))
+def test_anthropics_callers_get_its_statuses_and_types_and_the_same_headers(reason):
+    kinds = {
+        400: "invalid_request_error",
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        405: "invalid_request_error",
+        408: "invalid_request_error",
+        409: "conflict_error",
+        413: "request_too_large",
+        429: "rate_limit_error",
+        499: "invalid_request_error",
+        500: "api_error",
+        504: "timeout_error",
+        529: "overloaded_error",
+    }
+    error = ApiError(reason, retry_after=1, promised=True)  # promised waits are not spread
+    theirs, ours = render(error, ANTHROPIC, "req-1"), rendered(error)
+    assert theirs.status == (529 if ours.status == 503 else ours.status)
+    assert theirs.headers == ours.headers
+    said = {**ours.body["error"], "type": kinds[theirs.status]}
+    assert theirs.body == {"type": "error", "error": said, "request_id": "req-1"}
 
 
 def test_a_refusal_of_the_engine_keeps_cause_detail_and_estimate():

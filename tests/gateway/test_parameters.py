@@ -1,19 +1,22 @@
-"""The written list covers OpenAI's API, matches its page and is what the parser does."""
+"""The written lists cover the APIs, match their pages and are what the parser does."""
 
 import re
 import typing
 from pathlib import Path
 
 import pytest
+from anthropic.types import message_create_params, message_param, text_block_param
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
-from gateway import openai_parameters
+from gateway import anthropic_parameters, openai_parameters
+from gateway.anthropic_parameters import MESSAGES, TEXT_BLOCK
+from gateway.messages_schema import MessagesRequest, Turn
 from gateway.openai_parameters import CHAT, COMPLETIONS, MESSAGE, STREAM_OPTIONS
 from gateway.parameters import Treatment
 from gateway.schema import ChatRequest, CompletionRequest, Message, StreamOptions
 
-PAGE = Path(__file__).parents[2] / "docs" / "openai-parameters.md"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def names_in(typed_dict) -> set[str]:
@@ -52,9 +55,42 @@ def test_exactly_the_honoured_parameters_reach_the_schema(table, model):
     assert len(listed(table)) == len(table)
 
 
-def test_the_page_is_the_list():
-    assert PAGE.read_text() == openai_parameters.render_document(), (
-        "run: python -m gateway.openai_parameters > docs/openai-parameters.md"
+@pytest.mark.parametrize(
+    ("table", "official"),
+    [
+        (MESSAGES, message_create_params.MessageCreateParamsStreaming),
+        (anthropic_parameters.MESSAGE, message_param.UserMessageParam),
+        (TEXT_BLOCK, text_block_param.TextBlockParam),
+    ],
+)
+def test_every_parameter_of_the_stock_anthropic_client_is_listed(table, official):
+    sent_as_headers = {"user_profile_id", "workspace_id"}
+    assert names_in(official) - sent_as_headers <= listed(table)
+    # Those that some releases of the client name and others do not.
+    more = {"temperature", "top_p", "top_k", "mcp_servers"}
+    assert listed(table) - names_in(official) <= more
+
+
+@pytest.mark.parametrize(
+    ("table", "model"), [(MESSAGES, MessagesRequest), (anthropic_parameters.MESSAGE, Turn)]
+)
+def test_exactly_the_honoured_parameters_of_anthropics_reach_the_schema(table, model):
+    assert listed(table, Treatment.HONOURED) == set(model.model_fields)
+    assert len(listed(table)) == len(table)
+
+
+@pytest.mark.parametrize(
+    ("api", "tables"),
+    [
+        (openai_parameters, (CHAT, COMPLETIONS, MESSAGE, STREAM_OPTIONS)),
+        (anthropic_parameters, (MESSAGES, anthropic_parameters.MESSAGE, TEXT_BLOCK)),
+    ],
+)
+def test_the_page_is_the_list(api, tables):
+    name = api.__name__.removeprefix("gateway.")
+    page = (DOCS / f"{name.replace('_', '-')}.md").read_text()
+    assert page == api.render_document(), (
+        f"run: python -m gateway.{name} > docs/{name.replace('_', '-')}.md"
     )
-    rows = re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.MULTILINE)
-    assert len(rows) == len(CHAT) + len(COMPLETIONS) + len(MESSAGE) + len(STREAM_OPTIONS)
+    rows = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    assert len(rows) == sum(len(table) for table in tables)

@@ -3,6 +3,8 @@
 import time
 
 import pytest
+from anthropic import Anthropic, DefaultHttpxClient
+from anthropic import RateLimitError as AnthropicRateLimitError
 from openai import OpenAI, RateLimitError
 
 from engine.host.engine import HostConfig
@@ -65,6 +67,33 @@ def test_whoever_did_not_choose_it_is_refused(routing):
     with pytest.raises(RateLimitError) as refusal:
         ask(routing, "strict", 100)
     assert refusal.value.code == "deadline_infeasible"
+
+
+def ask_anthropic(server: LiveServer, key: str, timeout_ms: int, tried: list):
+    """The model that answered, and its text; every attempt is added to `tried`."""
+    counting = DefaultHttpxClient(event_hooks={"request": [tried.append]})
+    with Anthropic(base_url=server.url, api_key=server.keys[key], http_client=counting) as stock:
+        answer = stock.messages.create(
+            model=MODEL,
+            messages=HELLO,
+            max_tokens=20,
+            extra_headers={"x-timeout-ms": str(timeout_ms)},
+        )
+    return answer.model, answer.content[0].text
+
+
+def test_messages_are_routed_too(routing):
+    assert ask_anthropic(routing, "routed", 60_000, []) == (MODEL, LONG)
+    assert ask_anthropic(routing, "routed", 100, []) == (SMALL, SHORT)
+
+
+def test_the_stock_anthropic_client_does_not_retry_what_cannot_be_in_time(routing):
+    tried = []
+    with pytest.raises(AnthropicRateLimitError) as refusal:
+        ask_anthropic(routing, "strict", 100, tried)
+    assert len(tried) == 1
+    assert refusal.value.body["error"]["code"] == "deadline_infeasible"
+    assert refusal.value.body["error"]["predicted_finish_ms"] > 100
 
 
 def test_auto_means_the_preferred_model_or_its_fallback(routing):

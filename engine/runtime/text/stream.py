@@ -37,6 +37,7 @@ class TextStream:
         # Number of output tokens up to and including the one that completed a stop string: these
         # are kept and paid for. Later tokens are ignored.
         self.stopped_at: int | None = None
+        self.stopped_by: str | None = None  # the stop string
 
     def push(self, tokens: Sequence[int]) -> str:
         """Take the next output tokens; return the text that can be shown now."""
@@ -64,10 +65,10 @@ class TextStream:
         for matcher in self._matchers:
             end = matcher.feed(text)
             if end is not None:
-                found.append((end, -len(matcher.stop)))
+                found.append((end, -len(matcher.stop), matcher.stop))
         buffer = self._withheld + text
         if found:
-            end, minus_length = min(found)
+            end, minus_length, self.stopped_by = min(found)
             self.stopped_at = self._tokens
             cut = len(self._withheld) + end + minus_length
             self._withheld = ""
