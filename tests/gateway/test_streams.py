@@ -89,8 +89,8 @@ def test_a_reader_that_stops_is_cut_off_and_slows_nobody(server, slow_reader):
 
 def test_what_piles_up_is_bounded_and_leaves_in_few_chunks(server, slow_reader):
     server.say("so it goes ", endless=True, step_seconds=0.0005)
-    server.send(slow_reader, content(ignore_eos=True, n=4), x_request_id="late")
-    ends = server.ends("late", 4)
+    server.send(slow_reader, content(ignore_eos=True, n=4), x_request_id="piling")
+    ends = server.ends("piling", 4)
     assert {end.cause for end in ends} == {Cause.SLOW_READER}
     data = b""
     while not data.endswith(b"0\r\n\r\n"):
