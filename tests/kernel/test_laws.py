@@ -10,6 +10,7 @@ from policies.cost import CostConfig
 from policies.fairness.config import NAMES, FairnessConfig
 from telemetry.events import Cause, SequencePreempted
 from telemetry.lineage import Scope
+from tests.kernel.bursts import bursts
 from tests.kernel.memory import CheckingExecutor
 from tests.kernel.world import VOCABULARY, World, config, won
 
@@ -24,7 +25,6 @@ ARRIVALS = st.tuples(
     st.sampled_from(["a1", "a2", "a3"]),
 )
 ACTIONS = st.one_of(
-    ARRIVALS,
     st.tuples(st.just("steps"), st.integers(1, 12)),
     st.tuples(st.just("abort"), st.integers(1, 30)),
     st.tuples(st.just("finish"), st.integers(1, 30), st.integers(1, 5)),
@@ -83,7 +83,7 @@ POLICIES = st.builds(
 
 @settings(max_examples=250, deadline=None)
 @given(
-    st.lists(ACTIONS, max_size=40),
+    bursts(ARRIVALS, ACTIONS),
     st.integers(9, 40),
     st.integers(1, 8),
     st.sampled_from([1, 2]),

@@ -11,6 +11,7 @@ from policies.config import PolicyConfig
 from policies.fairness.config import FairnessConfig
 from telemetry.events import Cause
 from telemetry.lineage import Scope
+from tests.kernel.bursts import bursts
 from tests.kernel.world import config, won
 from tests.replay.recorded import RecordedWorld
 
@@ -27,7 +28,6 @@ ARRIVALS = st.tuples(
     st.sampled_from(["a1", "a2"]),  # attempt
 )
 ACTIONS = st.one_of(
-    ARRIVALS,
     st.tuples(st.just("follow"), st.integers(1, 30), st.integers(0, 20), st.integers(1, 30)),
     st.tuples(st.just("steps"), st.integers(1, 12)),
     st.tuples(st.just("abort"), st.integers(1, 30)),
@@ -36,6 +36,7 @@ ACTIONS = st.one_of(
     st.tuples(st.just("win"), st.sampled_from(["a", "b"]), st.sampled_from(["a1", "a2"])),
     st.just(("lost",)),
 )
+HISTORIES = bursts(ARRIVALS, ACTIONS)
 
 
 class Talk(RecordedWorld):

@@ -2,7 +2,6 @@
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from engine.core.commands import Abort
 from engine.sim.profile import UNIT_TIME
@@ -24,7 +23,7 @@ from telemetry.explain import ExplainFold, explain
 from telemetry.lineage import Lineage
 from telemetry.waterfall import Part, Waterfall
 from tests.kernel.world import World, config
-from tests.replay.histories import ACTIONS, KERNELS, Talk
+from tests.replay.histories import HISTORIES, KERNELS, Talk
 
 QUEUE = (Part.OWN_FLOW, Part.OTHERS, Part.KV, Part.ROOM)
 
@@ -43,7 +42,7 @@ def sum_of(waterfall: Waterfall, *parts: Part) -> int:
 
 
 @settings(max_examples=120, deadline=None)
-@given(st.lists(ACTIONS, max_size=30), KERNELS)
+@given(HISTORIES, KERNELS)
 def test_parts_sum_to_the_latency_in_every_history(actions, kernel):
     world = Talk(kernel)
     world.play(actions)
@@ -73,7 +72,7 @@ def check_phases(waterfall: Waterfall, end: SequenceEnded) -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(ACTIONS, max_size=30), KERNELS)
+@given(HISTORIES, KERNELS)
 def test_following_one_sequence_tells_the_same_as_following_all(actions, kernel):
     world = Talk(kernel)
     world.play(actions)

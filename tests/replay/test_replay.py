@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from engine.core.journal_records import JournalError
 from engine.core.plan import Sampling
 from loadgen.command_log import CommandLogFile, ReplayedFaultError, Verifier
 from telemetry.events import Cause, SequenceAdmitted, SequencePreempted
 from tests.kernel.world import config
-from tests.replay.histories import ACTIONS, KERNELS, STOPS, Talk
+from tests.replay.histories import HISTORIES, KERNELS, STOPS, Talk
 from tests.replay.recorded import RecordedWorld, verify
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +33,7 @@ def test_blocks_of_answers_are_found_again_in_a_replay(tmp_path):
 
 
 @settings(max_examples=120, deadline=None)
-@given(st.lists(ACTIONS, max_size=30), KERNELS)
+@given(HISTORIES, KERNELS)
 def test_random_histories_replay_to_the_same_bytes(tmp_path_factory, actions, kernel):
     world = Talk(kernel)
     world.play(actions)
@@ -81,7 +80,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from loadgen.command_log import CommandLogFile
-from tests.replay.histories import ACTIONS, KERNELS, STOPS, Talk
+from tests.replay.histories import HISTORIES, KERNELS, STOPS, Talk
 from tests.replay.recorded import verify
 verdict = verify(CommandLogFile(Path(sys.argv[1])))
 print(verdict.difference, verdict.events)

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from engine.core.commands import Abort, Cancel
 from engine.sim.profile import UNIT_TIME
@@ -20,12 +19,7 @@ from telemetry.events import (
 from telemetry.lineage import Scope
 from telemetry.task_history import Told, tell
 from tests.kernel.world import World, config, won
-from tests.replay.histories import ACTIONS, ARRIVALS, KERNELS, Talk
-
-BURSTS = st.tuples(st.lists(ARRIVALS, min_size=1, max_size=6), st.lists(ACTIONS, max_size=4))
-BUSY = st.lists(BURSTS, min_size=1, max_size=5).map(
-    lambda bursts: [action for burst in bursts for part in burst for action in part]
-)
+from tests.replay.histories import HISTORIES, KERNELS, Talk
 
 
 class Watched(Talk):
@@ -44,7 +38,7 @@ class Watched(Talk):
 
 
 @settings(max_examples=50, deadline=None)
-@given(BUSY, KERNELS)
+@given(HISTORIES, KERNELS)
 def test_states_and_tokens_are_those_of_the_kernel_in_every_history(actions, kernel):
     world = Watched(kernel)
     world.play(actions)
