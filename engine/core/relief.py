@@ -84,16 +84,19 @@ class _Relief:
     def make_room(self, poor: Flow) -> bool:
         """Take running work back until the first waiter of `poor` finds a place; and further ones
 
-        of it, as many as the step can compute, as long as the victim's flow would still grow
-        faster. Returns whether there is room for all of them, or making it is not worth it yet.
+        of it, as many as the step can compute, as long as it still lags with their prompts and the
+        victim's flow would still grow faster. Returns whether there is room for all of them, or
+        making it is not worth it yet.
         """
-        min_chunk = self._state.config.min_chunk
+        min_chunk, granted = self._state.config.min_chunk, 0.0
         for more, head in enumerate(self._line(poor)):
             if self._budget < min(min_chunk, len(head.tokens)):
                 self.spent = True
                 return False
-            # as it was: the bills for the first victims close the gap
-            was = {node: node.counter for node in poor.upward()}
+            # The bills for victims close the gap, and shall not count; prompts let in already do.
+            was = {node: node.counter + granted / node.weight for node in poor.upward()}
+            if more and not any(self._is_rich(flow, poor, was) for flow in self._rich):
+                return True
             first = True
             while (short := self._lacks(head)) is not None:
                 self.spent = self._placed > 0 and self._taken >= MOST_VICTIMS
@@ -112,6 +115,7 @@ class _Relief:
                 first = False
             self._state.entitled.append(head)
             self._placed += 1
+            granted += self._state.cost.prompt(head.computed, len(head.tokens))
             self._budget -= len(head.tokens) - head.computed
             self._spoken_for += entry_blocks(self._state, head)
         return True
@@ -137,12 +141,14 @@ class _Relief:
         work that frees `short` blocks at once, else the most that comes free. Among equals the last
         in line.
         """
-        lead = self._state.allowed_lead
         for flow in self._rich:
             own = [s for s in self._held[flow] if short or s.state is State.RUNNING]
-            if own and lag_of(poor, flow, was) > lead:
+            if own and self._is_rich(flow, poor, was):
                 return min(own, key=lambda sequence: self._rank(sequence, short))
         return None
+
+    def _is_rich(self, flow: Flow, poor: Flow, was: dict[Flow, float]) -> bool:
+        return lag_of(poor, flow, was) > self._state.allowed_lead
 
     def _is_worth_it(self, victim: Sequence, poor: Flow, short: int) -> bool:
         """Whether the bill, for `victim` and more like it while blocks are short, is at most half

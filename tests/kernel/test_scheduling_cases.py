@@ -239,3 +239,20 @@ def test_no_preemption_is_for_a_waiter_of_the_same_flow():
         world.submit("a", 60, 60)
     world.run()
     assert all(e.reason is PreemptReason.KV_GROWTH for e in world.of(SequencePreempted))
+
+
+def test_a_lagging_flow_gets_no_more_places_at_once_than_close_its_lag():
+    """Its waiters' prompts count as they are let in: else their sum puts it as far ahead."""
+    world = World(config(max_running=8, max_step_tokens=512, policy=fair(60.0)))
+    for _ in range(12):
+        world.submit("a", 4, 100)
+    world.step()
+    for _ in range(10):
+        world.submit("b", 40, 50)
+    while not (taken := world.of(SequencePreempted)):
+        world.step()
+    assert [(event.reason, event.billed) for event in taken] == [(PreemptReason.LAG, ("b",))]
+    ahead, behind = (world.scheduler._state.tree.find((name,)) for name in "ba")
+    assert ahead.counter - behind.counter < 40
+    world.run()
+    world.check_idle()
