@@ -37,7 +37,7 @@ def commit(state: KernelState, plan: StepPlan, result: StepResult, now: int) -> 
     batch = state.batch
     valid = batch.epoch[plan.slots] == flight.epochs
     drawn = _drawn(state, plan, result)
-    kept, stopped = _keep(state, plan, valid, drawn)
+    kept, stopped, full = _keep(state, plan, valid, drawn)
     lag, state.lag_tokens = state.lag_tokens, 0
     if np.count_nonzero(valid) == len(valid):
         _advance(state, plan, ALL, kept)
@@ -48,7 +48,7 @@ def commit(state: KernelState, plan: StepPlan, result: StepResult, now: int) -> 
     _bill_output(state, flight, plan, kept)
     _seal(state, plan, valid)
     _note_first_tokens(state, plan, kept, now)
-    _finish(state, plan, result, valid, stopped, now)
+    _finish(state, plan, result, valid, stopped, full, now)
     state.ledger.retire(plan.step)
     _report(state, flight, result, kept, lag, now)
     seconds, positions = result.duration / 1e9, plan.tokens
@@ -81,11 +81,12 @@ def _drawn(state: KernelState, plan: StepPlan, result: StepResult) -> _Drawn:
 
 def _keep(
     state: KernelState, plan: StepPlan, valid: BoolArray, drawn: _Drawn
-) -> tuple[IntArray, BoolArray]:
-    """How many drawn tokens each row keeps, and which rows ended on a stop token."""
+) -> tuple[IntArray, BoolArray, BoolArray]:
+    """How many drawn tokens each row keeps; which rows end on a stop token, which at their cap."""
     batch, rows, slots = state.batch, drawn.rows, drawn.slots
-    usable = valid[rows] & (drawn.positions < batch.limit[slots])
-    stopped = np.zeros(len(plan.slots), np.bool_)
+    left = batch.limit[slots] - drawn.positions
+    usable = valid[rows] & (left > 0)
+    stopped, full = np.zeros((2, len(plan.slots)), np.bool_)
     stops = batch.stops[slots] == drawn.tokens[:, None]
     if np.count_nonzero(stops):
         stop = stops.any(axis=1) & usable & (drawn.positions >= batch.min_length[slots])
@@ -93,8 +94,11 @@ def _keep(
         first = np.full(len(plan.slots), np.iinfo(np.int32).max, np.int32)
         np.minimum.at(first, rows[stop], drawn.places[stop])
         usable &= drawn.places <= first[rows]
+    last = usable & (left == 1)
+    if np.count_nonzero(last):
+        full[rows[last]] = True
     kept = np.bincount(rows[usable], minlength=len(plan.slots)).astype(np.int32)
-    return kept, stopped
+    return kept, stopped, full
 
 
 def _advance(state: KernelState, plan: StepPlan, valid: Rows, kept: IntArray) -> None:
@@ -144,7 +148,9 @@ def _bill_output(state: KernelState, flight: Flight, plan: StepPlan, kept: IntAr
     batch, slots = state.batch, plan.slots[rows]
     tokens, prompt = kept[rows], batch.prompt[slots]
     output = batch.known[slots] - prompt  # `tokens` included
-    payable = np.minimum(np.maximum(output - batch.prepaid[slots], 0), tokens)
+    payable = tokens
+    if np.count_nonzero(batch.prepaid):
+        payable = np.minimum(np.maximum(output - batch.prepaid[slots], 0), tokens)
     costs = state.cost.outputs(prompt, output - payable, payable)
     flows = batch.flow[slots]
     tokens_by_flow = np.bincount(flows, weights=tokens)
@@ -198,6 +204,7 @@ def _finish(
     result: StepResult,
     valid: BoolArray,
     stopped: BoolArray,
+    full: BoolArray,
     now: int,
 ) -> None:
     """End rows that failed, drew a stop token or reached their cap."""
@@ -205,9 +212,7 @@ def _finish(
         if valid[row]:
             cause = Cause.NUMERICAL if failure.numerical else Cause.CONSTRAINT
             state.end(_at(state, plan, row), cause, now, failure.detail)
-    batch = state.batch
-    full = batch.known[plan.slots] >= batch.limit[plan.slots]
-    for row in (valid & (stopped | full)).nonzero()[0].tolist():
+    for row in (stopped | full).nonzero()[0].tolist():
         if row not in result.failures:
             cause = Cause.STOP if stopped[row] else Cause.LENGTH
             state.end(_at(state, plan, row), cause, now)

@@ -9,6 +9,8 @@ from engine.core.bills import Bills
 from engine.core.plan import IntArray, Join, StepPlan, Transfer
 from engine.core.sequence import Sequence
 
+NONE: IntArray = np.empty(0, np.int32)
+
 
 @dataclass(slots=True)
 class PrefillRow:
@@ -38,8 +40,8 @@ class DraftPlan:
     """Collects one step. `budget` is what is left of the step's positions."""
 
     budget: int
-    decode_slots: IntArray = field(default_factory=lambda: np.empty(0, np.int32))
-    decode_drafts: IntArray = field(default_factory=lambda: np.empty(0, np.int32))
+    decode_slots: IntArray = field(default_factory=lambda: NONE)
+    decode_drafts: IntArray = field(default_factory=lambda: NONE)
     prefills: list[PrefillRow] = field(default_factory=list)
     forks: list[ForkRow] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)  # moves back from the host

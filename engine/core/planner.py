@@ -62,7 +62,8 @@ def _bill_decodes(state: KernelState, draft: DraftPlan) -> None:
 
 def _launch(state: KernelState, draft: DraftPlan, now: int) -> StepPlan:
     batch = state.batch
-    note_company(state, draft.prefills)
+    if draft.prefills:
+        note_company(state, draft.prefills)
     step = draft.compose(state.next_step, batch, state.left, state.transfers)
     state.left.clear()
     state.transfers.clear()

@@ -14,7 +14,8 @@ def too_far_ahead(poor: Flow, allowed_lead: float) -> list[Flow]:
     ahead = []
     for node in poor.upward():
         bound = node.counter + allowed_lead
-        ahead += [s for s in node.above.children.values() if s.counter > bound and s.live]
+        if node.above.highest > bound:
+            ahead += [s for s in node.above.children.values() if s.counter > bound and s.live]
     return ahead
 
 

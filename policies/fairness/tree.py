@@ -38,6 +38,7 @@ class Flow:
         "counter",
         "deficit",
         "departures",
+        "highest",
         "index",
         "last_left",
         "live",
@@ -70,6 +71,7 @@ class Flow:
         self.recent: deque[int] = deque(maxlen=RECENT)
         self.window = (0, 0)
         self.departures = Departures()
+        self.highest = 0.0  # counter that any of its children ever had
         self.last_left = 0.0  # counter of the child that was last to run out of waiters
 
     def __repr__(self) -> str:
@@ -193,6 +195,7 @@ class FlowTree:
                 if self._lifts and (after := self._entered(node)) != node.counter:
                     lifts.append(Lift(node.path, node.counter, after))
                     node.counter = after
+                    node.above.highest = max(node.above.highest, after)
                 node.above.waiting[node.path[-1]] = node
             node.queued += 1
         return lifts
@@ -240,8 +243,11 @@ class FlowTree:
         for flow, cost in zip(flows, costs, strict=True):
             node = flow
             while node is not root:
-                node.counter += cost / node.weight
-                node = node.parent or root
+                above = node.parent or root
+                counter = node.counter = node.counter + cost / node.weight
+                if counter > above.highest:  # noqa: PLR1730 - a call would take thrice as long
+                    above.highest = counter
+                node = above
 
     @property
     def root(self) -> Flow:

@@ -81,7 +81,7 @@ POLICIES = st.builds(
 )
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     bursts(ARRIVALS, ACTIONS),
     st.integers(9, 40),

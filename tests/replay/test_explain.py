@@ -41,7 +41,7 @@ def sum_of(waterfall: Waterfall, *parts: Part) -> int:
     return sum(waterfall.parts[part] for part in parts)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(HISTORIES, KERNELS)
 def test_parts_sum_to_the_latency_in_every_history(actions, kernel):
     world = Talk(kernel)
@@ -71,7 +71,7 @@ def check_phases(waterfall: Waterfall, end: SequenceEnded) -> None:
     assert waterfall.parts[Part.PREEMPTED] == 0
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(HISTORIES, KERNELS)
 def test_following_one_sequence_tells_the_same_as_following_all(actions, kernel):
     world = Talk(kernel)

@@ -37,7 +37,7 @@ class Watched(Talk):
             assert told[number].cached_tokens == live[number].cached_tokens
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(HISTORIES, KERNELS)
 def test_states_and_tokens_are_those_of_the_kernel_in_every_history(actions, kernel):
     world = Watched(kernel)
