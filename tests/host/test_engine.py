@@ -172,18 +172,17 @@ def test_a_stop_string_keeps_what_was_asked_for():
 
 def test_a_deadline_that_passes_in_the_queue_is_told_at_once():
     async def scenario():
-        engine, _ = build(slowly(0.02))
+        engine, _ = build(slowly(0.005))  # several steps within what one is thought to take
         engine.start()
-        busy = [engine.generate(request(output=100)) for _ in range(8)]
+        busy = [engine.generate(request(output=300)) for _ in range(8)]
         for generation in busy:
             await generation.next()
         now = time.monotonic_ns()
-        late = engine.generate(request(deadline=now + 100_000_000))
+        late = engine.generate(request(deadline=now + 300_000_000))
         began = time.monotonic()
         _, causes = await read(late)
-        # given up a little before it passes, unless the machine is busy elsewhere just then
-        assert set(causes.values()) <= {Cause.RELEGATED, Cause.DEADLINE}
-        assert 0.05 < time.monotonic() - began < 1.0
+        assert list(causes.values()) == [Cause.RELEGATED]  # a little before it passes
+        assert 0.15 < time.monotonic() - began < 1.0
         for generation in busy:
             generation.cancel(Cause.CANCELLED)
         await engine.stop(5)
