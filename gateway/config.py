@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from engine.core.config import KernelConfig
 from gateway.config_admission import AdmissionSettings
 from gateway.config_model import ModelSettings
+from gateway.config_prices import PriceSettings
 from gateway.config_section import Count, File, Folder, Seconds, Section, Text
 from gateway.flows import DOMAINS
 from policies.config import ORDERINGS, PREEMPTIONS, PolicyConfig
@@ -304,6 +305,7 @@ class Settings(Section):
     policy: PolicySettings = PolicySettings()
     admission: AdmissionSettings = AdmissionSettings()
     engine: EngineSettings = EngineSettings()
+    prices: PriceSettings = PriceSettings()
     store: StoreSettings = StoreSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     log: LogSettings = LogSettings()

@@ -120,7 +120,7 @@ async def _build_model(
     source = await asyncio.to_thread(find_model, model)
     codec = await asyncio.to_thread(TextCodec.load, source.path)
     logger.info("loading %s as %s on %s", source.path, source.dtype, source.device)
-    observer = observers.of(model.id)
+    observer, prices = observers.of(model.id), settings.prices
     engine = _build_engine(settings, model, source, clock, observer, engines)
     return ServedModel(
         id=engine.name,
@@ -129,6 +129,7 @@ async def _build_model(
         history=observer.history,
         context=engine.status().config.max_context,
         created=int(time.time()),
+        price=prices.of_model() if model is settings.model else prices.of_fallback(),
         fallback=fallback,
     )
 

@@ -13,6 +13,7 @@ from gateway.workers import Workers
 from telemetry.clock import Clock
 from telemetry.tracing import Tracing
 from tenants.auth import Authenticator
+from tenants.prices import FREE, Price
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class ServedModel:
     history: History
     context: int
     created: int  # Unix seconds
+    price: Price = FREE
     fallback: "ServedModel | None" = None
 
 

@@ -1,10 +1,11 @@
 """Tenants, their keys, and who a request speaks for. Plain data: no store, no network."""
 
-import math
 import re
 from dataclasses import dataclass, field
 
-from tenants.choices import CHOICES, MODES
+from tenants.settings import SETTINGS, InvalidRecord
+
+__all__ = ["ADMIN", "INFERENCE", "SCOPES", "ApiKey", "InvalidRecord", "Principal", "Tenant"]
 
 INFERENCE = "inference"
 ADMIN = "admin"
@@ -13,43 +14,31 @@ SCOPES = frozenset({INFERENCE, ADMIN})
 _TENANT_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,199}")
 _RESERVED = frozenset({"other"})  # the metrics' label for tenants beyond their cap
-_MIN_WEIGHT, _MAX_WEIGHT = 1e-6, 1e6  # beyond these, ratios of service lose all precision
 _MAX_COUNT = 10**12
-
-COUNTS = (
-    "queue_requests",
-    "queue_tokens",
-    "default_timeout_ms",
-    "max_timeout_ms",
-    "default_max_tokens",
-    "max_max_tokens",
-    "tpot_target_ms",
-)
-_NAMED = {"admission": MODES, "on_infeasible": CHOICES}  # settings, and what they may be
-
-
-class InvalidRecord(ValueError):  # noqa: N818 - reads better without
-    """A field of a tenant or a key has a value that makes no sense; `field` names it."""
-
-    def __init__(self, field_name: str, message: str) -> None:
-        super().__init__(message)
-        self.field = field_name
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Who shares the engine. What is None is left to the server's own setting.
+    """Who shares the engine; `tenants.settings` says what each setting means.
 
-    `weight` is the share relative to other tenants; `queue_requests` and `queue_tokens` cap what
-    may wait; timeouts are milliseconds and output caps tokens, each as a default for requests
-    that name none and as a ceiling. `admission` and `on_infeasible` say how its deadlines are
-    judged (see `tenants.choices`), `tpot_target_ms` what its running answers may take for each
-    output token, in milliseconds. `created` is Unix seconds, set by the store.
+    What is None is left to the server's own setting, a limit or budget unlimited. `created` is
+    Unix seconds, set by the store.
     """
 
     id: str
     weight: float = 1.0
     disabled: bool = False
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    input_tokens_per_minute: int | None = None
+    output_tokens_per_minute: int | None = None
+    concurrency: int | None = None
+    tokens_per_hour: int | None = None
+    tokens_per_day: int | None = None
+    tokens_per_month: int | None = None
+    money_per_hour: float | None = None
+    money_per_day: float | None = None
+    money_per_month: float | None = None
     queue_requests: int | None = None
     queue_tokens: int | None = None
     default_timeout_ms: int | None = None
@@ -63,13 +52,8 @@ class Tenant:
 
     def __post_init__(self) -> None:
         _check_tenant_id(self.id)
-        _check_weight(self.weight)
-        if not isinstance(self.disabled, bool):
-            raise InvalidRecord("disabled", f"disabled must be true or false, not {self.disabled}")
-        for name in COUNTS:
-            _check_count(name, getattr(self, name))
-        for name, values in _NAMED.items():
-            _check_named(name, getattr(self, name), values)
+        for name, setting in SETTINGS.items():
+            setting.check(getattr(self, name))
         _check_ordered(self, "default_timeout_ms", "max_timeout_ms")
         _check_ordered(self, "default_max_tokens", "max_max_tokens")
 
@@ -142,24 +126,11 @@ def _check_tenant_id(tenant: str) -> None:
         raise InvalidRecord("id", f"the tenant id {tenant!r} is reserved")
 
 
-def _check_weight(weight: float) -> None:
-    number = isinstance(weight, int | float) and not isinstance(weight, bool)
-    if not number or not math.isfinite(weight) or not _MIN_WEIGHT <= weight <= _MAX_WEIGHT:
-        raise InvalidRecord(
-            "weight", f"weight must be a number from {_MIN_WEIGHT} to {_MAX_WEIGHT:.0f}"
-        )
-
-
 def _check_count(name: str, value: int | None) -> None:
     if value is None:
         return
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MAX_COUNT:
         raise InvalidRecord(name, f"{name} must be a whole number of at least 1, not {value!r}")
-
-
-def _check_named(name: str, value: str | None, values: tuple[str, ...]) -> None:
-    if value is not None and value not in values:
-        raise InvalidRecord(name, f"{name} must be one of {', '.join(values)}, not {value!r}")
 
 
 def _check_ordered(tenant: Tenant, default: str, ceiling: str) -> None:

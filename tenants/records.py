@@ -1,31 +1,27 @@
 """How tenants and keys are written into the store's hashes: text fields, absent for None."""
 
 from collections.abc import Mapping
+from typing import Any
 
-from tenants.model import COUNTS, ApiKey, Tenant
+from tenants.model import ApiKey, Tenant
+from tenants.settings import SETTINGS
 
 
 def tenant_fields(tenant: Tenant) -> dict[str, str]:
     """Everything but `created`, which the store sets."""
-    fields = {"id": tenant.id, "weight": repr(float(tenant.weight))}
-    fields["disabled"] = _flag(tenant.disabled)
-    for name in (*COUNTS, "admission", "on_infeasible"):
+    fields = {"id": tenant.id}
+    for name, setting in SETTINGS.items():
         value = getattr(tenant, name)
         if value is not None:
-            fields[name] = str(value)
+            fields[name] = setting.write(value)
     return fields
 
 
 def tenant_of(fields: Mapping[str, str]) -> Tenant:
-    return Tenant(
-        id=fields["id"],
-        weight=float(fields["weight"]),
-        disabled=fields["disabled"] == "1",
-        created=int(fields["created"]),
-        admission=fields.get("admission"),
-        on_infeasible=fields.get("on_infeasible"),
-        **{name: int(fields[name]) for name in COUNTS if name in fields},
-    )
+    settings: dict[str, Any] = {
+        name: setting.read(fields[name]) for name, setting in SETTINGS.items() if name in fields
+    }
+    return Tenant(id=fields["id"], created=int(fields["created"]), **settings)
 
 
 def key_fields(key: ApiKey) -> dict[str, str]:

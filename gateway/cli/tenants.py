@@ -16,50 +16,41 @@ from gateway.cli.common import (
     print_table,
 )
 from gateway.cli.store import with_store
-from tenants.choices import CHOICES, MODES
+from tenants.settings import SETTINGS, Kind, Setting
 
 if TYPE_CHECKING:
     from tenants.model import Tenant
 
-_NUMBERS = {
-    "queue_requests": "Requests it may have waiting.",
-    "queue_tokens": "Prompt tokens it may have waiting.",
-    "default_timeout_ms": "Deadline of a request that names none, in milliseconds.",
-    "max_timeout_ms": "Latest deadline a request may name, in milliseconds.",
-    "default_max_tokens": "Output tokens of a request that names none.",
-    "max_max_tokens": "Most output tokens a request may ask for.",
-    "tpot_target_ms": "Milliseconds per output token that others' prompts leave it.",
-}
-_CHOICES = {
-    "admission": (MODES, "Which of its requests with a deadline are taken in."),
-    "on_infeasible": (CHOICES, "What becomes of a request that would end after its deadline."),
-}
-_SETTINGS = (*_NUMBERS, *_CHOICES)
+_OPTIONAL = [setting for setting in SETTINGS.values() if not setting.required]
+_ALWAYS = ("id", "weight", "disabled")  # columns of a list; others where somebody has a value
+_COLUMNS = (*_ALWAYS, *(setting.name for setting in _OPTIONAL))
 _SERVER = "server"  # the word for the server's own choice
 
 
 def _options(*, clearable: bool) -> Callable[[F], F]:
-    """One option for each setting; `clearable` adds 0 or `server` as ways back to the server's."""
-    hint = "  0 removes it." if clearable else ""
-    least = 0 if clearable else 1
-    back = (_SERVER,) if clearable else ()
-    way_back = f"  {_SERVER}: as the server is configured." if clearable else ""
+    """One option for each setting; `clearable` adds 0 or `server` as ways back to none of its own.
+
+    The range of numbers is the record's affair, so that all who write one say the same of it.
+    """
 
     def add(command: F) -> F:
-        for name, (values, text) in reversed(_CHOICES.items()):
-            kind = click.Choice([*values, *back])
-            command = click.option(_flag(name), name, type=kind, help=text + way_back)(command)
-        for name, text in reversed(_NUMBERS.items()):
-            number = click.IntRange(min=least)
-            option = click.option(_flag(name), name, type=number, metavar="N", help=text + hint)
-            command = option(command)
+        for setting in reversed(_OPTIONAL):
+            command = _option(setting, clearable=clearable)(command)
         return command
 
     return add
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+def _option(setting: Setting, *, clearable: bool) -> Callable[[F], F]:
+    flag = "--" + setting.name.replace("_", "-")
+    if setting.kind is Kind.CHOICE:
+        back = (_SERVER,) if clearable else ()
+        hint = f"  {_SERVER}: as the server is configured." if clearable else ""
+        kind = click.Choice([*setting.values, *back])
+        return click.option(flag, setting.name, type=kind, help=setting.about + hint)
+    hint = "  0 removes it." if clearable else ""
+    number, metavar = (float, "AMOUNT") if setting.kind is Kind.MONEY else (int, "N")
+    return click.option(flag, setting.name, type=number, metavar=metavar, help=setting.about + hint)
 
 
 @click.group()
@@ -97,8 +88,9 @@ def list_tenants(config_file: Path | None, as_json: bool) -> None:
     if as_json:
         print_json([_describe(tenant) for tenant in found])
     else:
-        rows = [(t.id, t.weight, t.disabled, *(getattr(t, s) for s in _SETTINGS)) for t in found]
-        print_table(("TENANT", "WEIGHT", "DISABLED", *(s.upper() for s in _SETTINGS)), rows)
+        used = [c for c in _COLUMNS if c in _ALWAYS or any(getattr(t, c) for t in found)]
+        rows = [[getattr(tenant, column) for column in used] for tenant in found]
+        print_table(["TENANT", *(column.upper() for column in used[1:])], rows)
 
 
 @tenants.command()
@@ -124,7 +116,7 @@ def update(
     enable: bool,
     config_file: Path | None,
     as_json: bool,
-    **given: int | str | None,
+    **given: float | str | None,
 ) -> None:
     """Change a tenant; a running server follows within a second."""
     changes: dict[str, Any] = {

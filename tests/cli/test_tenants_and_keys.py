@@ -62,6 +62,19 @@ def test_a_tenants_choices_are_made_changed_and_given_back(run: Run) -> None:
     assert choices() == ["feasible", None, None]
 
 
+def test_a_tenants_limits_and_budgets_are_set_and_removed(run: Run) -> None:
+    run("tenants", "create", "acme", "--requests-per-minute", "60", "--money-per-day", "12.5")
+    run("tenants", "update", "acme", "--concurrency", "4", "--tokens-per-month", "1000000")
+    shown = parsed(run("tenants", "show", "acme", "--json"))
+    limits = ("requests_per_minute", "concurrency", "tokens_per_month", "money_per_day")
+    assert [shown[name] for name in limits] == [60, 4, 1000000, 12.5]
+    run("tenants", "update", "acme", "--requests-per-minute", "0", "--money-per-day", "0")
+    shown = parsed(run("tenants", "show", "acme", "--json"))
+    assert [shown[name] for name in limits] == [None, 4, 1000000, None]
+    columns = run("tenants", "list").stdout.splitlines()[0].split()
+    assert columns == ["TENANT", "WEIGHT", "DISABLED", "CONCURRENCY", "TOKENS_PER_MONTH"]
+
+
 def test_a_keys_life(run: Run) -> None:
     run("tenants", "create", "acme")
     made = run("keys", "create", "acme", "--model", "smollm2-135m", "--expires-in", "30d")
@@ -87,7 +100,8 @@ def test_a_keys_life(run: Run) -> None:
         (["tenants", "show", "nobody"], 1, "error: there is no tenant 'nobody'"),
         (["tenants", "create", "No Spaces"], 1, "error: 'No Spaces' is not a tenant id"),
         (["tenants", "create", "x", "--weight", "nan"], 1, "error: weight must be a number"),
-        (["tenants", "create", "x", "--queue-tokens", "0"], 2, "0 is not in the range x>=1"),
+        (["tenants", "create", "x", "--queue-tokens", "0"], 1, "queue_tokens must be a whole"),
+        (["tenants", "create", "x", "--money-per-day", "-1"], 1, "must be an amount of money"),
         (["tenants", "update", "x"], 2, "nothing to change"),
         (["tenants", "create", "x", "--admission", "best"], 2, "'accept', 'feasible', 'goodput'"),
         (["keys", "create", "nobody"], 1, "error: there is no tenant 'nobody'"),

@@ -4,6 +4,8 @@ from typing import Any
 import pytest
 
 from tenants.model import ApiKey, InvalidRecord, Tenant
+from tenants.records import tenant_fields, tenant_of
+from tenants.settings import SETTINGS
 
 
 @pytest.mark.parametrize(
@@ -41,6 +43,20 @@ def test_refuses_a_choice_that_does_not_exist(name: str, value: Any) -> None:
     with pytest.raises(InvalidRecord, match="must be one of") as caught:
         Tenant("gold", **{name: value})
     assert caught.value.field == name
+
+
+@pytest.mark.parametrize("value", [0, -1.0, math.nan, math.inf, 1e7, True, "10"])
+def test_refuses_a_bad_amount_of_money(value: Any) -> None:
+    with pytest.raises(InvalidRecord, match="must be an amount of money") as caught:
+        Tenant("gold", money_per_day=value)
+    assert caught.value.field == "money_per_day"
+
+
+def test_every_setting_is_in_the_table_and_keeps_its_value_as_text() -> None:
+    fields = set(Tenant.__dataclass_fields__) - {"id", "created"}
+    assert set(SETTINGS) == fields
+    tenant = Tenant("gold", money_per_day=0.1, weight=3, disabled=True, admission="goodput")
+    assert tenant_of({**tenant_fields(tenant), "created": "0"}) == tenant
 
 
 def test_refuses_a_default_above_its_ceiling() -> None:

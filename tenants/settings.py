@@ -1,0 +1,161 @@
+"""Every setting of a tenant: its kind, its meaning, its check, and its form as text.
+
+One table, from which the record in the store, the command line and the admin API are made. An
+absent setting is left to the server or, for limits and budgets, not limited.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from tenants.choices import CHOICES, MODES
+
+_MIN_WEIGHT, _MAX_WEIGHT = 1e-6, 1e6  # beyond these, ratios of service lose all precision
+_MAX_COUNT = 10**12
+_MIN_MONEY, _MAX_MONEY = 1e-6, 1e6  # kept in 10^-9 of a unit, exact up to here in Lua's numbers
+
+Value = str | int | float | bool
+
+
+class InvalidRecord(ValueError):  # noqa: N818 - reads better without
+    """A field of a tenant or a key has a value that makes no sense; `field` names it."""
+
+    def __init__(self, field_name: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field_name
+
+
+class Kind(StrEnum):
+    """What a setting's value is."""
+
+    FLAG = "flag"  # true or false
+    WEIGHT = "weight"  # a number
+    COUNT = "count"  # a whole number of at least 1
+    MONEY = "money"  # a number, in units of the operator's currency
+    CHOICE = "choice"  # one of `values`
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One of them. `required` ones always have a value; the others may be None."""
+
+    name: str
+    kind: Kind
+    about: str  # a sentence for people
+    values: tuple[str, ...] = ()
+    required: bool = False
+
+    def check(self, value: Any) -> None:
+        """Raises InvalidRecord for a value that makes no sense."""
+        if value is None and not self.required:
+            return
+        problem = _CHECKS[self.kind](value, self.values)
+        if problem:
+            raise InvalidRecord(self.name, f"{self.name} {problem}")
+
+    def write(self, value: Value) -> str:
+        """The value as the store keeps it."""
+        if isinstance(value, bool):
+            return "1" if value else "0"
+        return repr(float(value)) if self.kind is Kind.WEIGHT else str(value)
+
+    def read(self, text: str) -> Value:
+        """The value that was written as `text`."""
+        return _READERS[self.kind](text)
+
+
+def _is_number(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value)
+
+
+def _check_flag(value: Any, _: tuple[str, ...]) -> str:
+    return "" if isinstance(value, bool) else f"must be true or false, not {value}"
+
+
+def _check_weight(value: Any, _: tuple[str, ...]) -> str:
+    if _is_number(value) and _MIN_WEIGHT <= value <= _MAX_WEIGHT:
+        return ""
+    return f"must be a number from {_MIN_WEIGHT} to {_MAX_WEIGHT:.0f}"
+
+
+def _check_count(value: Any, _: tuple[str, ...]) -> str:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if whole and 1 <= value <= _MAX_COUNT:
+        return ""
+    return f"must be a whole number of at least 1, not {value!r}"
+
+
+def _check_money(value: Any, _: tuple[str, ...]) -> str:
+    if _is_number(value) and _MIN_MONEY <= value <= _MAX_MONEY:
+        return ""
+    return f"must be an amount of money from {_MIN_MONEY:f} to {_MAX_MONEY:.0f}, not {value!r}"
+
+
+def _check_choice(value: Any, values: tuple[str, ...]) -> str:
+    return "" if value in values else f"must be one of {', '.join(values)}, not {value!r}"
+
+
+_CHECKS: Mapping[Kind, Callable[[Any, tuple[str, ...]], str]] = {
+    Kind.FLAG: _check_flag,
+    Kind.WEIGHT: _check_weight,
+    Kind.COUNT: _check_count,
+    Kind.MONEY: _check_money,
+    Kind.CHOICE: _check_choice,
+}
+_READERS: Mapping[Kind, Callable[[str], Value]] = {
+    Kind.FLAG: lambda text: text == "1",
+    Kind.WEIGHT: float,
+    Kind.COUNT: int,
+    Kind.MONEY: float,
+    Kind.CHOICE: str,
+}
+
+
+def _count(name: str, about: str) -> Setting:
+    return Setting(name, Kind.COUNT, about)
+
+
+def _money(name: str, about: str) -> Setting:
+    return Setting(name, Kind.MONEY, about)
+
+
+SETTINGS: Mapping[str, Setting] = {
+    setting.name: setting
+    for setting in (
+        Setting("weight", Kind.WEIGHT, "Share of the engine, relative to others.", required=True),
+        Setting("disabled", Kind.FLAG, "Whether all its keys are refused.", required=True),
+        _count("requests_per_minute", "Calls it may make in a minute."),
+        _count("tokens_per_minute", "Tokens, prompt and output, in a minute."),
+        _count("input_tokens_per_minute", "Prompt tokens in a minute."),
+        _count("output_tokens_per_minute", "Output tokens in a minute."),
+        _count("concurrency", "Calls it may have open at a time."),
+        _count("tokens_per_hour", "Budget of tokens for each hour (UTC)."),
+        _count("tokens_per_day", "Budget of tokens for each day (UTC)."),
+        _count("tokens_per_month", "Budget of tokens for each calendar month (UTC)."),
+        _money("money_per_hour", "Budget of money for each hour (UTC)."),
+        _money("money_per_day", "Budget of money for each day (UTC)."),
+        _money("money_per_month", "Budget of money for each calendar month (UTC)."),
+        _count("queue_requests", "Requests it may have waiting."),
+        _count("queue_tokens", "Prompt tokens it may have waiting."),
+        _count("default_timeout_ms", "Deadline of a request that names none, in milliseconds."),
+        _count("max_timeout_ms", "Latest deadline a request may name, in milliseconds."),
+        _count("default_max_tokens", "Output tokens of a request that names none."),
+        _count("max_max_tokens", "Most output tokens a request may ask for."),
+        _count("tpot_target_ms", "Milliseconds per output token that others' prompts leave it."),
+        Setting(
+            "admission",
+            Kind.CHOICE,
+            "Which of its requests with a deadline are taken in.",
+            MODES,
+        ),
+        Setting(
+            "on_infeasible",
+            Kind.CHOICE,
+            "What becomes of a request that would end after its deadline.",
+            CHOICES,
+        ),
+    )
+}
