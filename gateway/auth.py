@@ -21,7 +21,7 @@ async def authenticate(headers: Headers, authenticator: Authenticator, scope: st
         ) from None
     except StoreUnavailable:
         raise ApiError(Reason.STORE_UNAVAILABLE) from None
-    if scope not in principal.key.scopes:
+    if not principal.key.allows(scope):
         raise ApiError(Reason.SCOPE, f"The API key lacks the scope {scope!r}.")
     return principal
 

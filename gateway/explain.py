@@ -16,7 +16,7 @@ from gateway.state import Gateway
 from telemetry.events import Event, SequenceArrived, SequenceRefused
 from telemetry.explain import explain
 from telemetry.waterfall import Taken, Waterfall
-from tenants.model import INFERENCE
+from tenants.model import READ
 
 MOST_SEQUENCES = 128  # of one request id, which callers may use again; the newest are told
 
@@ -28,7 +28,7 @@ class Explain:
     async def request(self, request: Request) -> JSONResponse:
         """Every choice of the call, with its parts; one that still runs, up to now."""
         gateway = self._gateway
-        principal = await authenticate(request.headers, gateway.authenticator, INFERENCE)
+        principal = await authenticate(request.headers, gateway.authenticator, READ)
         name = check_id("request", request.path_params["request"], Reason.INVALID_VALUE)
         tenant = principal.tenant.id
         waterfalls = [

@@ -23,17 +23,19 @@ class Health:
         )
 
     async def ready(self, _: Request) -> JSONResponse:
-        """200 while new work is taken; otherwise 503 that says why."""
+        """200 while new work is taken, 503 that says why otherwise; both say how the store is."""
         states = self._states()
+        facts = {"models": states, "store": self._gateway.access.health.describe()}
         if self._gateway.draining:
-            raise ApiError(Cause.DRAINING, facts={"models": states})
+            raise ApiError(Cause.DRAINING, facts=facts)
         if any(state != EngineState.READY for state in states.values()):
-            raise ApiError(Reason.ENGINE_NOT_READY, facts={"models": states})
-        return JSONResponse({"status": "ready", "models": states})
+            raise ApiError(Reason.ENGINE_NOT_READY, facts=facts)
+        return JSONResponse({"status": "ready", **facts})
 
     async def metrics(self, _: Request) -> Response:
         """The Prometheus page."""
-        return Response(self._gateway.metrics(), media_type="text/plain; version=0.0.4")
+        page = self._gateway.metrics() + self._gateway.access.health.metrics()
+        return Response(page, media_type="text/plain; version=0.0.4")
 
     def _states(self) -> dict[str, str]:
         models = self._gateway.models.values()

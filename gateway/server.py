@@ -32,7 +32,6 @@ from gateway.observers import Observer, Observers
 from gateway.state import EdgeLimits, Gateway, ServedModel
 from gateway.store_access import open_store
 from telemetry.clock import Clock, SystemClock
-from tenants.auth import Authenticator
 
 CLOSING_SECONDS = 5  # for answers in flight to leave after the engine has stopped
 KEEP_ALIVE = 30  # seconds an idle connection is kept for its caller's next request
@@ -63,8 +62,8 @@ def run(settings: Settings, listener: socket.socket) -> int:
 
 async def _run(settings: Settings, listener: socket.socket) -> int:
     signals = Signals()
-    async with open_store(settings.store) as store:
-        clock = SystemClock()
+    clock = SystemClock()
+    async with open_store(settings.store, clock) as access:
         observers = Observers(settings.telemetry, clock)
         models = await _build_models(settings, clock, observers)
         engines = EngineRegistry()
@@ -72,7 +71,7 @@ async def _run(settings: Settings, listener: socket.socket) -> int:
             engines.add(model.engine)
         gateway = Gateway(
             models={model.id: model for model in models},
-            authenticator=Authenticator(store, clock),
+            access=access,
             clock=clock,
             metrics=observers.metrics,
             tracing=observers.tracing,

@@ -9,6 +9,7 @@ from gateway.commits import Commits
 from gateway.deadlines import TaskDeadlines
 from gateway.history import History
 from gateway.slots import Slots
+from gateway.store_access import StoreAccess
 from gateway.workers import Workers
 from telemetry.clock import Clock
 from telemetry.tracing import Tracing
@@ -55,7 +56,7 @@ class Gateway:
     """
 
     models: Mapping[str, ServedModel]
-    authenticator: Authenticator
+    access: StoreAccess
     clock: Clock
     metrics: Callable[[], bytes]
     tracing: Tracing
@@ -69,6 +70,10 @@ class Gateway:
     def __post_init__(self) -> None:
         self.slots = Slots(self.limits.max_requests, self.limits.max_tenant_requests)
         self.workers = Workers(self.limits.workers)
+
+    @property
+    def authenticator(self) -> Authenticator:
+        return self.access.authenticator
 
     def close(self) -> None:
         """Stop the worker threads; what they are at is finished first."""

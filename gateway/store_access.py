@@ -1,56 +1,84 @@
-"""The server's way to its store, and its care for the embedded one."""
+"""The server's way to its store: it follows what changes there and looks after the embedded one."""
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from gateway.config import StoreSettings
+from gateway.store_health import StoreHealth
+from telemetry.clock import Clock
+from tenants.auth import Authenticator
 from tenants.embedded import EmbeddedStoreError, EmbeddedValkey
 from tenants.store import Store, StoreUnavailable
 
-STORE_CHECK_SECONDS = 2.0  # known keys go on working meanwhile
+STORE_CHECK_SECONDS = 1.0  # known keys go on working meanwhile
 
 logger = logging.getLogger("watermaster")
 
 
+@dataclass(frozen=True, slots=True)
+class StoreAccess:
+    """The store, who reads keys from it, and whether it answers."""
+
+    store: Store
+    authenticator: Authenticator
+    health: StoreHealth
+
+
 @asynccontextmanager
-async def open_store(settings: StoreSettings) -> AsyncIterator[Store]:
+async def open_store(settings: StoreSettings, clock: Clock) -> AsyncIterator[StoreAccess]:
     """The configured store, or the embedded one, which stops last unless others use it."""
     if settings.url:
-        async with _connected(settings.url) as store:
-            yield store
+        async with connected(settings.url, clock) as access:
+            yield access
         return
     embedded = EmbeddedValkey(settings.data_dir)
     try:
-        async with _connected(await asyncio.to_thread(embedded.start)) as store:
-            care = asyncio.create_task(_keep_running(embedded, store))
-            try:
-                yield store
-            finally:
-                care.cancel()
+        url = await asyncio.to_thread(embedded.start)
+        async with connected(url, clock, embedded) as access:
+            yield access
     finally:
         await asyncio.to_thread(embedded.stop)
 
 
 @asynccontextmanager
-async def _connected(url: str) -> AsyncIterator[Store]:
+async def connected(
+    url: str, clock: Clock, embedded: EmbeddedValkey | None = None
+) -> AsyncIterator[StoreAccess]:
+    """The store at `url`, followed and watched; `embedded` is started again when it is gone."""
     store = await Store.connect(url)
+    access = StoreAccess(store, Authenticator(store, clock), StoreHealth(clock))
+    tasks = [
+        asyncio.create_task(store.follow(access.authenticator.forget)),
+        asyncio.create_task(_watch(access, embedded)),
+    ]
     try:
-        yield store
+        yield access
     finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
         await store.close()
 
 
-async def _keep_running(embedded: EmbeddedValkey, store: Store) -> None:
-    """Start the embedded store again when it is gone, since nobody else looks after it."""
+async def _watch(access: StoreAccess, embedded: EmbeddedValkey | None) -> None:
+    """Notice that the store went away or came back. Nobody else looks after an embedded one."""
     while True:
-        await asyncio.sleep(STORE_CHECK_SECONDS)
         try:
-            await store.ping()
+            await access.store.ping()
+            access.health.answered()
         except StoreUnavailable as lost:
-            logger.warning("the embedded store is gone and is started again: %s", lost)
-            try:
-                await asyncio.to_thread(embedded.start)
-            except EmbeddedStoreError as error:
-                logger.warning("the embedded store does not start: %s", error)
+            logger.warning("the store is away: %s", lost)
+            access.health.lost()
+            if embedded is not None:
+                await _start_again(embedded)
+        await asyncio.sleep(STORE_CHECK_SECONDS)
+
+
+async def _start_again(embedded: EmbeddedValkey) -> None:
+    try:
+        await asyncio.to_thread(embedded.start)
+    except EmbeddedStoreError as error:
+        logger.warning("the embedded store does not start: %s", error)

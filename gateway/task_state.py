@@ -18,7 +18,7 @@ from gateway.openai_answer import spell_usage
 from gateway.state import Gateway
 from telemetry.events import Phase
 from telemetry.task_history import Told, tell
-from tenants.model import INFERENCE
+from tenants.model import READ
 
 ENDED, REFUSED = "ended", "refused"
 STATES = (*map(str, Phase), ENDED, REFUSED)
@@ -32,7 +32,7 @@ class TaskState:
     async def task(self, request: Request) -> JSONResponse:
         """Every sequence under the task, on all models."""
         gateway = self._gateway
-        principal = await authenticate(request.headers, gateway.authenticator, INFERENCE)
+        principal = await authenticate(request.headers, gateway.authenticator, READ)
         name = check_id("task", request.path_params["task"], Reason.INVALID_VALUE)
         tenant = principal.tenant.id
         told = [

@@ -2,10 +2,13 @@
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 OTHER = "other"
 
@@ -87,6 +90,22 @@ class Histogram(Measure):
                 running += count
                 buckets.append((name, running))
             family.add_metric(common + labels, buckets, self.sums[labels])
+
+
+def text_of(measures: Sequence[Measure]) -> bytes:
+    """Prometheus text of measures that belong to no engine."""
+    return generate_latest(_Unlabelled(measures))
+
+
+class _Unlabelled(Collector):
+    def __init__(self, measures: Sequence[Measure]) -> None:
+        self._measures = measures
+
+    def collect(self) -> Iterable[Metric]:
+        for measure in self._measures:
+            family: Metric = measure.family(())
+            measure.write(family, ())
+            yield family
 
 
 class CappedLabels:

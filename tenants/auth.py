@@ -1,6 +1,7 @@
 """Who is calling: a presented key to a Principal, with a short cache in front of the store.
 
-A revoked key stops working within `ttl`. With the store away, keys that were seen lately go on
+A change that the store tells of (`forget`) counts at once, one whose message got lost within `ttl`.
+With the store away, keys that were seen lately go on
 working for `stale_if_error`; a key that was not can neither be let in nor called unknown.
 """
 
@@ -12,6 +13,7 @@ from typing import Protocol
 
 from telemetry.clock import NANOSECONDS, Clock
 from tenants import keys
+from tenants.changes import Change
 from tenants.connection import StoreUnavailable
 from tenants.model import Principal
 
@@ -26,6 +28,7 @@ class AuthReason(StrEnum):
     UNKNOWN = "unknown"
     EXPIRED = "expired"
     REVOKED = "revoked"
+    DISABLED = "disabled"
     TENANT_DISABLED = "tenant_disabled"
 
 
@@ -35,6 +38,7 @@ _SENTENCES = {
     AuthReason.UNKNOWN: "the API key is not known",
     AuthReason.EXPIRED: "the API key has expired",
     AuthReason.REVOKED: "the API key was revoked",
+    AuthReason.DISABLED: "the API key is disabled",
     AuthReason.TENANT_DISABLED: "the API key's tenant is disabled",
 }
 
@@ -84,7 +88,8 @@ class Authenticator:
         # Apart, so that a flood of invented keys pushes no real one out.
         self._known = _Cache(capacity)
         self._unknown = _Cache(capacity)
-        self._lookups: dict[str, asyncio.Task[_Entry | StoreUnavailable]] = {}
+        self._lookups: dict[tuple[str, int], asyncio.Task[_Entry | StoreUnavailable]] = {}
+        self._changes = 0
         self._away: StoreUnavailable | None = None
         self._away_until = 0
 
@@ -101,11 +106,24 @@ class Authenticator:
             raise AuthError(AuthReason.UNKNOWN)
         if principal.key.revoked:
             raise AuthError(AuthReason.REVOKED)
+        if principal.key.disabled:
+            raise AuthError(AuthReason.DISABLED)
         if principal.key.expired(self._clock.wall() // NANOSECONDS):
             raise AuthError(AuthReason.EXPIRED)
         if principal.tenant.disabled:
             raise AuthError(AuthReason.TENANT_DISABLED)
         return principal
+
+    def forget(self, change: Change) -> None:
+        """Drop what is cached of a key or of a tenant that was changed.
+
+        With the store away nobody can then say what they are now, and they are not let in.
+        """
+        self._changes += 1
+        if change.kind == "key":
+            self._known.drop(change.id)
+        elif change.kind == "tenant":
+            self._known.drop_tenant(change.id)
 
     async def _find(self, public_id: str) -> Principal | None:
         entry = self._known.get(public_id) or self._unknown.get(public_id)
@@ -123,15 +141,18 @@ class Authenticator:
         """The store's answer; callers who ask for the same key meanwhile share it."""
         if self._away and now < self._away_until:
             return self._away
-        lookup = self._lookups.get(public_id)
+        # What was asked before a change may be answered as it was before.
+        asked = (public_id, self._changes)
+        lookup = self._lookups.get(asked)
         if lookup is None:
             lookup = asyncio.create_task(self._look_up(public_id, now))
-            self._lookups[public_id] = lookup
-            lookup.add_done_callback(lambda _: self._lookups.pop(public_id))
+            self._lookups[asked] = lookup
+            lookup.add_done_callback(lambda _: self._lookups.pop(asked))
         # One caller who hangs up must not take the answer from the others.
         return await asyncio.shield(lookup)
 
     async def _look_up(self, public_id: str, now: int) -> _Entry | StoreUnavailable:
+        changes = self._changes
         try:
             entry = _Entry(await self._store.lookup(public_id), now)
         except StoreUnavailable as error:
@@ -139,6 +160,8 @@ class Authenticator:
             self._away_until = self._clock.now() + round(_PAUSE_SECONDS * NANOSECONDS)
             return error
         self._away = None
+        if changes != self._changes:
+            return entry  # good for those who asked before the change, and not kept
         if entry.principal:
             self._known.put(public_id, entry)
             self._unknown.drop(public_id)
@@ -171,3 +194,8 @@ class _Cache:
 
     def drop(self, public_id: str) -> None:
         self._entries.pop(public_id, None)
+
+    def drop_tenant(self, tenant: str) -> None:
+        for public_id, entry in list(self._entries.items()):
+            if entry.principal and entry.principal.tenant.id == tenant:
+                del self._entries[public_id]

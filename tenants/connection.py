@@ -13,7 +13,13 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, AuthorizationError, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
-from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, stop_after_delay
+from tenacity import (
+    AsyncRetrying,
+    retry_if_exception,
+    retry_if_exception_type,
+    stop_after_attempt,
+    stop_after_delay,
+)
 from tenacity.stop import stop_base
 from tenacity.wait import wait_random_exponential
 
@@ -21,6 +27,7 @@ from tenants.scripts import sources
 
 _CONNECTIONS = 16
 _ANSWER_SECONDS = 2.0  # scripts take microseconds; a server later than this is not there
+_SILENCE_SECONDS = 5.0  # after which a subscription is asked whether it still stands
 # A server that was restarted is found again without the caller noticing; one that hangs costs
 # the caller one timeout, not three.
 _PERSISTENCE = stop_after_attempt(3) | stop_after_delay(_ANSWER_SECONDS)
@@ -78,6 +85,16 @@ class Connection:
         """Run `operation` on the client, again if the connection broke meanwhile."""
         return await self._attempt(lambda: operation(self._client), _PERSISTENCE)
 
+    async def listen(self, channel: str, on_message: Callable[[str], None]) -> None:
+        """Hand on every message of `channel`, for ever; reconnects by itself."""
+
+        async def until_broken() -> None:
+            async with self._client.pubsub(ignore_subscribe_messages=True) as subscription:
+                await subscription.subscribe(channel)
+                await _hand_on(subscription, on_message)
+
+        await AsyncRetrying(wait=_PAUSE, retry=retry_if_exception_type(RedisError))(until_broken)
+
     async def close(self) -> None:
         await self._client.aclose()
 
@@ -93,6 +110,20 @@ class Connection:
             return await retrying(once)
         except RedisError as error:
             raise StoreUnavailable(f"the store does not answer as it should: {error}") from error
+
+
+async def _hand_on(subscription: Any, on_message: Callable[[str], None]) -> None:
+    """Returns never; raises RedisError when the connection breaks or falls silent."""
+    asked = False
+    while True:
+        message = await subscription.get_message(timeout=_SILENCE_SECONDS)
+        if message is None:
+            if asked:
+                raise RedisConnectionError("the subscription does not answer")
+            await subscription.ping()
+        elif message["type"] == "message":
+            on_message(message["data"])
+        asked = message is None
 
 
 def _passing(error: BaseException) -> bool:

@@ -7,9 +7,9 @@ from tenants.settings import SETTINGS, InvalidRecord
 
 __all__ = ["ADMIN", "INFERENCE", "SCOPES", "ApiKey", "InvalidRecord", "Principal", "Tenant"]
 
-INFERENCE = "inference"
-ADMIN = "admin"
-SCOPES = frozenset({INFERENCE, ADMIN})
+INFERENCE = "inference"  # whatever a tenant may do
+READ = "read"  # look, and spend nothing
+SCOPES = frozenset({INFERENCE, READ})
 
 _TENANT_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,199}")
@@ -63,7 +63,8 @@ class ApiKey:
     """A key as the store knows it; the secret itself is nowhere.
 
     `digest` is the SHA-256 of the secret in hex, and not shown. An empty `models` allows every
-    model. `expires` and `created` are Unix seconds.
+    model. A disabled key can be enabled again, a revoked one cannot. `expires` and `created` are
+    Unix seconds.
     """
 
     public_id: str
@@ -72,6 +73,7 @@ class ApiKey:
     scopes: frozenset[str] = frozenset({INFERENCE})
     models: frozenset[str] = frozenset()
     expires: int | None = None
+    disabled: bool = False
     revoked: bool = False
     created: int = 0
 
@@ -86,10 +88,23 @@ class ApiKey:
             if not _MODEL_ID.fullmatch(model):
                 raise InvalidRecord("models", f"{model!r} is not a model id")
         _check_count("expires", self.expires)
+        if not isinstance(self.disabled, bool):
+            raise InvalidRecord("disabled", f"disabled must be true or false, not {self.disabled}")
 
     def expired(self, now: int) -> bool:
         """Whether the key has expired at `now` (Unix seconds)."""
         return self.expires is not None and now >= self.expires
+
+    def state(self, now: int) -> str:
+        """In one word, at `now` (Unix seconds)."""
+        if self.revoked:
+            return "revoked"
+        if self.expired(now):
+            return "expired"
+        return "disabled" if self.disabled else "active"
+
+    def allows(self, scope: str) -> bool:
+        return scope in self.scopes or INFERENCE in self.scopes
 
     def allows_model(self, model: str) -> bool:
         return not self.models or model in self.models
@@ -102,6 +117,7 @@ class ApiKey:
             "scopes": sorted(self.scopes),
             "models": sorted(self.models),
             "expires": self.expires,
+            "disabled": self.disabled,
             "revoked": self.revoked,
             "created": self.created,
         }

@@ -30,6 +30,7 @@ def key_fields(key: ApiKey) -> dict[str, str]:
         "tenant": key.tenant,
         "scopes": " ".join(sorted(key.scopes)),
         "models": " ".join(sorted(key.models)),
+        "disabled": _flag(key.disabled),
         "revoked": _flag(key.revoked),
     }
 
@@ -42,6 +43,7 @@ def key_of(public_id: str, fields: Mapping[str, str]) -> ApiKey:
         scopes=frozenset(fields["scopes"].split()),
         models=frozenset(fields["models"].split()),
         expires=int(fields["expires"]) if "expires" in fields else None,
+        disabled=fields.get("disabled") == "1",
         revoked=fields["revoked"] == "1",
         created=int(fields["created"]),
     )

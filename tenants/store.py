@@ -6,15 +6,18 @@ Records, all under the prefix `wm:`
     tenant:<id>         hash, one tenant
     key:<public id>     hash, one key; goes away a while after the key's end
     tenant-keys:<id>    sorted set of the tenant's public ids, scored by when they go away
+and the channel
+    changes             what keys of a cache are stale (`tenants.changes`)
 """
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from tenants import keys
+from tenants.changes import CHANNEL, Change, read_change
 from tenants.connection import Connection, StoreError, StoreUnavailable
 from tenants.model import INFERENCE, ApiKey, InvalidRecord, Principal, Tenant
 from tenants.records import key_fields, key_of, tenant_fields, tenant_of
@@ -31,6 +34,7 @@ __all__ = [
 ]
 
 SCHEMA = 1
+_KEY_SETTINGS = frozenset({"scopes", "models", "expires", "disabled"})
 _REMEMBERED = 90 * 86_400  # seconds a dead key is kept, to tell its callers why it is refused
 _PAGE = 500  # records read in one round trip
 _WRITE_ATTEMPTS = 20  # each failed one means that another writer got through
@@ -45,7 +49,7 @@ class AlreadyExists(StoreError):  # noqa: N818 - reads better without
 
 
 class KeyNotActive(StoreError):  # noqa: N818 - reads better without
-    """A revoked or expired key cannot be rotated."""
+    """A revoked or expired key cannot be changed or rotated, a disabled one not rotated."""
 
 
 class SchemaMismatch(StoreError):  # noqa: N818 - reads better without
@@ -150,10 +154,7 @@ class Store:
             [f"wm:tenant:{tenant_id}", f"wm:key:{public_id}", f"wm:tenant-keys:{tenant_id}"],
             [public_id, digest, end, str(_REMEMBERED), *_flat(key_fields(key))],
         )
-        if answer == "NO_TENANT":
-            raise _no_tenant(tenant_id)
-        if answer == "PAST":
-            raise InvalidRecord("expires", f"expires ({expires}) is in the past")
+        _check_answer(answer, key)
         return IssuedKey(raw, replace(key, created=_created(answer)))
 
     async def get_key(self, public_id: str) -> ApiKey:
@@ -187,6 +188,27 @@ class Store:
             raise _no_key(public_id)
         return replace(key, revoked=True)
 
+    async def update_key(self, public_id: str, **changes: Any) -> ApiKey:
+        """Change `scopes`, `models`, `expires` (None: never) or `disabled` of a live key.
+
+        Raises NotFound, KeyNotActive, and InvalidRecord for another field or a bad value.
+        """
+        for name in changes:
+            if name not in _KEY_SETTINGS:
+                raise InvalidRecord(name, f"{name!r} is not a setting of a key")
+        old = await self.get_key(public_id)
+        sets = {n: frozenset(v) for n, v in changes.items() if n in {"scopes", "models"}}
+        key = replace(old, **changes | sets)
+        ends = "same" if "expires" not in changes else str(key.expires or "")
+        named = {name: text for name, text in key_fields(key).items() if name in changes}
+        answer = await self._connection.run(
+            "update_key",
+            [f"wm:key:{public_id}", f"wm:tenant-keys:{key.tenant}"],
+            [public_id, ends, str(_REMEMBERED), *_flat(named)],
+        )
+        _check_answer(answer, key)
+        return key
+
     async def rotate_key(self, public_id: str, overlap: int = 0) -> IssuedKey:
         """Issue a key with the same rights and end; the old one lives `overlap` seconds more.
 
@@ -201,12 +223,16 @@ class Store:
             [f"wm:key:{public_id}", f"wm:key:{new_id}", f"wm:tenant-keys:{old.tenant}"],
             [public_id, new_id, digest, str(overlap), str(_REMEMBERED)],
         )
-        if answer == "NO_KEY":
-            raise _no_key(public_id)
-        if answer == "DEAD":
-            raise KeyNotActive(f"the key {public_id} is revoked or has expired; create a new one")
+        _check_answer(answer, old)
         key = replace(old, public_id=new_id, digest=digest, created=_created(answer))
         return IssuedKey(raw, key)
+
+    async def follow(self, on_change: Callable[[Change], None]) -> None:
+        """Report the changes that anybody makes, for ever.
+
+        Those made while the connection is broken are missed, so caches need a short life as well.
+        """
+        await self._connection.listen(CHANNEL, lambda text: on_change(read_change(text)))
 
     async def lookup(self, public_id: str) -> Principal | None:
         """A key and its tenant as they are at one instant; None when there is no such key."""
@@ -277,6 +303,18 @@ def _created(answer: str) -> int:
         # 48 random bits met one of a million keys: four times in 10^9.
         raise StoreUnavailable("the new key's public id is taken; try again")
     return int(answer)
+
+
+def _check_answer(answer: str, key: ApiKey) -> None:
+    """Raise what a script's refusal to write `key` stands for."""
+    if answer == "NO_TENANT":
+        raise _no_tenant(key.tenant)
+    if answer == "NO_KEY":
+        raise _no_key(key.public_id)
+    if answer == "DEAD":
+        raise KeyNotActive(f"the key {key.public_id} is not active any more; create a new one")
+    if answer == "PAST":
+        raise InvalidRecord("expires", f"expires ({key.expires}) is in the past")
 
 
 def _no_tenant(tenant_id: str) -> NotFound:

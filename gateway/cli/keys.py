@@ -1,9 +1,9 @@
 """`watermaster keys`: what tenants present to be let in."""
 
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tenants.model import ApiKey
     from tenants.store import IssuedKey
 
+_HEADER = ("KEY", "TENANT", "STATE", "SCOPES", "MODELS", "CREATED", "EXPIRES")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -34,12 +35,12 @@ def _duration(text: str) -> int:
 
 @click.group()
 def keys() -> None:
-    """Create, list, rotate and revoke API keys."""
+    """Create, list, change, rotate and revoke API keys."""
 
 
 @keys.command()
 @click.argument("tenant_id", metavar="TENANT")
-@click.option("--scope", "scopes", multiple=True, help="inference or admin.  [default: inference]")
+@click.option("--scope", "scopes", multiple=True, help="inference or read.  [default: inference]")
 @click.option("--model", "models", multiple=True, help="Model it may use.  [default: all]")
 @click.option("--expires-in", type=_duration, metavar="TIME", help="Lifetime, such as 30d.")
 @config_option
@@ -54,14 +55,13 @@ def create(
 ) -> None:
     """Issue a key to a tenant. The key is printed once and stored nowhere."""
     settings = load_config(config_file).settings
-    end = None if expires_in is None else datetime.now(UTC) + timedelta(seconds=expires_in)
     issued = with_store(
         settings.store,
         lambda store: store.create_key(
             tenant_id,
             scopes=scopes or ("inference",),
             models=models,
-            expires=None if end is None else int(end.timestamp()),
+            expires=_end(expires_in),
         ),
     )
     _report_issued(issued, as_json)
@@ -78,8 +78,73 @@ def list_keys(tenant_id: str, config_file: Path | None, as_json: bool) -> None:
     if as_json:
         print_json([key.describe() for key in found])
     else:
-        header = ("KEY", "TENANT", "STATE", "SCOPES", "MODELS", "CREATED", "EXPIRES")
-        print_table(header, [_row(key) for key in found])
+        print_table(_HEADER, [_row(key) for key in found])
+
+
+@keys.command()
+@click.argument("public_id", metavar="KEY")
+@config_option
+@json_option
+def show(public_id: str, config_file: Path | None, as_json: bool) -> None:
+    """Show one key. KEY is its public id (see `keys list`), here and in all commands."""
+    settings = load_config(config_file).settings
+    key = with_store(settings.store, lambda store: store.get_key(_public_id(public_id)))
+    _report(key, as_json)
+
+
+@keys.command()
+@click.argument("public_id", metavar="KEY")
+@click.option("--scope", "scopes", multiple=True, help="inference or read; replaces the old ones.")
+@click.option("--model", "models", multiple=True, help="Model it may use; replaces the old ones.")
+@click.option("--all-models", is_flag=True, help="Let it use every model.")
+@click.option("--expires-in", type=_duration, metavar="TIME", help="Lifetime from now on.")
+@click.option("--never-expires", is_flag=True, help="Let it work until it is revoked.")
+@click.option("--enable", is_flag=True, help="Accept a disabled key again.")
+@config_option
+@json_option
+def update(
+    public_id: str,
+    scopes: tuple[str, ...],
+    models: tuple[str, ...],
+    all_models: bool,
+    expires_in: int | None,
+    never_expires: bool,
+    enable: bool,
+    config_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Change a key; running servers follow at once."""
+    if (models and all_models) or (expires_in is not None and never_expires):
+        raise click.UsageError("these options contradict each other")
+    changes: dict[str, Any] = {}
+    if scopes:
+        changes["scopes"] = scopes
+    if models or all_models:
+        changes["models"] = models
+    if expires_in is not None or never_expires:
+        changes["expires"] = _end(expires_in)
+    if enable:
+        changes["disabled"] = False
+    if not changes:
+        raise click.UsageError("nothing to change: give at least one option, such as --enable")
+    settings = load_config(config_file).settings
+    changed = with_store(
+        settings.store, lambda store: store.update_key(_public_id(public_id), **changes)
+    )
+    _report(changed, as_json)
+
+
+@keys.command()
+@click.argument("public_id", metavar="KEY")
+@config_option
+@json_option
+def disable(public_id: str, config_file: Path | None, as_json: bool) -> None:
+    """Refuse a key for now; `keys update KEY --enable` takes it back."""
+    settings = load_config(config_file).settings
+    changed = with_store(
+        settings.store, lambda store: store.update_key(_public_id(public_id), disabled=True)
+    )
+    _report(changed, as_json)
 
 
 @keys.command()
@@ -87,7 +152,7 @@ def list_keys(tenant_id: str, config_file: Path | None, as_json: bool) -> None:
 @config_option
 @json_option
 def revoke(public_id: str, config_file: Path | None, as_json: bool) -> None:
-    """End a key, everywhere within a second. KEY is its public id (see `keys list`)."""
+    """End a key for good, everywhere within a second."""
     settings = load_config(config_file).settings
     key = with_store(settings.store, lambda store: store.revoke_key(_public_id(public_id)))
     if as_json:
@@ -117,6 +182,11 @@ def rotate(public_id: str, overlap: int, config_file: Path | None, as_json: bool
     _report_issued(issued, as_json)
 
 
+def _end(seconds: int | None) -> int | None:
+    """The instant in Unix seconds that is `seconds` from now."""
+    return None if seconds is None else int(datetime.now(UTC).timestamp()) + seconds
+
+
 def _public_id(text: str) -> str:
     """Whole keys are pasted by mistake; only their public part is used, and ever shown."""
     form = re.fullmatch(r"wm-([0-9a-f]+)-\w+", text)
@@ -134,9 +204,15 @@ def _report_issued(issued: "IssuedKey", as_json: bool) -> None:
     )
 
 
+def _report(key: "ApiKey", as_json: bool) -> None:
+    if as_json:
+        print_json(key.describe())
+    else:
+        print_table(("FIELD", "VALUE"), zip(_HEADER, _row(key), strict=True))
+
+
 def _row(key: "ApiKey") -> tuple[object, ...]:
-    now = int(datetime.now(UTC).timestamp())
-    state = "revoked" if key.revoked else "expired" if key.expired(now) else "active"
+    state = key.state(int(datetime.now(UTC).timestamp()))
     return (
         key.public_id,
         key.tenant,

@@ -14,4 +14,5 @@ end
 redis.call('DEL', KEYS[1])
 redis.call('HSET', KEYS[1], 'version', ARGV[3], 'created', created, unpack(ARGV, 4))
 redis.call('ZADD', KEYS[2], 0, ARGV[1])
+redis.call('PUBLISH', 'wm:changes', 'tenant ' .. ARGV[1])
 return created

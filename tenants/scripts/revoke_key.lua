@@ -11,4 +11,5 @@ local forget = redis.call('TIME')[1] + ARGV[2]
 redis.call('HSET', KEYS[1], 'revoked', '1')
 redis.call('EXPIREAT', KEYS[1], forget)
 redis.call('ZADD', KEYS[2], forget, ARGV[1])
+redis.call('PUBLISH', 'wm:changes', 'key ' .. ARGV[1])
 return 1

@@ -9,19 +9,20 @@ if digest == ARGV[3] then
 elseif digest then
   return 'EXISTS'
 end
-local old = redis.call('HMGET', KEYS[1], 'tenant', 'scopes', 'models', 'expires', 'revoked')
+local old = redis.call('HMGET', KEYS[1], 'tenant', 'scopes', 'models', 'expires', 'revoked',
+  'disabled')
 if not old[1] then
   return 'NO_KEY'
 end
 local now = redis.call('TIME')[1]
 local expires = tonumber(old[4] or '')
-if old[5] == '1' or (expires and expires <= tonumber(now)) then
+if old[5] == '1' or old[6] == '1' or (expires and expires <= tonumber(now)) then
   return 'DEAD'
 end
 
 redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', now)
 redis.call('HSET', KEYS[2], 'digest', ARGV[3], 'created', now,
-  'tenant', old[1], 'scopes', old[2], 'models', old[3], 'revoked', '0')
+  'tenant', old[1], 'scopes', old[2], 'models', old[3], 'revoked', '0', 'disabled', '0')
 if expires then
   redis.call('HSET', KEYS[2], 'expires', old[4])
   redis.call('EXPIREAT', KEYS[2], expires + ARGV[5])
@@ -38,4 +39,5 @@ last = string.format('%d', last)
 redis.call('HSET', KEYS[1], 'expires', last)
 redis.call('EXPIREAT', KEYS[1], last + ARGV[5])
 redis.call('ZADD', KEYS[3], last + ARGV[5], ARGV[1])
+redis.call('PUBLISH', 'wm:changes', 'key ' .. ARGV[1])
 return now

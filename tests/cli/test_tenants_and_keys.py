@@ -9,7 +9,7 @@ import pytest
 from gateway.cli.demo import base_url
 from gateway.config import ServerSettings
 from telemetry.clock import SystemClock
-from tenants.auth import Authenticator
+from tenants.auth import Authenticator, AuthError, AuthReason
 from tenants.embedded import EmbeddedValkey
 from tenants.model import Principal
 from tenants.store import Store
@@ -94,6 +94,29 @@ def test_a_keys_life(run: Run) -> None:
     assert sorted(states) == ["active", "revoked"]
 
 
+def test_a_key_is_changed_disabled_and_enabled(run: Run) -> None:
+    run("tenants", "create", "acme")
+    raw = run("keys", "create", "acme", "--model", "m1", "--expires-in", "1h").stdout.strip()
+
+    def shown() -> dict[str, object]:
+        return parsed(run("keys", "show", raw, "--json"))
+
+    run("keys", "update", raw, "--scope", "read", "--model", "m2", "--model", "m3")
+    assert (shown()["scopes"], shown()["models"]) == (["read"], ["m2", "m3"])
+    assert shown()["expires"] is not None
+    run("keys", "update", raw, "--all-models", "--never-expires")
+    assert (shown()["models"], shown()["expires"]) == ([], None)
+    run("keys", "disable", raw)
+    with pytest.raises(AuthError) as refused:
+        authenticate(raw)
+    assert refused.value.reason == AuthReason.DISABLED
+    assert "disabled" in run("keys", "show", raw).stdout.split()
+    run("keys", "update", raw, "--enable")
+    assert authenticate(raw).key.scopes == {"read"}
+    run("keys", "revoke", raw)
+    assert "not active any more" in run("keys", "update", raw, "--enable", code=1).stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
@@ -106,6 +129,9 @@ def test_a_keys_life(run: Run) -> None:
         (["tenants", "create", "x", "--admission", "best"], 2, "'accept', 'feasible', 'goodput'"),
         (["keys", "create", "nobody"], 1, "error: there is no tenant 'nobody'"),
         (["keys", "create", "x", "--expires-in", "soon"], 2, "write 90s, 15m, 12h or 30d"),
+        (["keys", "update", "0123456789ab"], 2, "nothing to change"),
+        (["keys", "update", "x", "--all-models", "--model", "m"], 2, "contradict each other"),
+        (["keys", "update", "0123456789ab", "--enable"], 1, "error: there is no key"),
         (["keys", "revoke", "0123456789ab"], 1, "error: there is no key '0123456789ab'"),
         (["tenants", "list", "--config", "gone.toml"], 2, "there is no configuration file gone"),
     ],

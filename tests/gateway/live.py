@@ -5,10 +5,11 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import httpx
 import uvicorn
@@ -28,6 +29,7 @@ from gateway.event_pump import EventPump
 from gateway.history import History
 from gateway.http_protocol import ConnectionLimits, bounded
 from gateway.state import EdgeLimits, Gateway, ServedModel
+from gateway.store_access import StoreAccess, connected
 from policies.admission import AdmissionConfig
 from policies.config import PolicyConfig
 from policies.fairness.config import FairnessConfig
@@ -37,9 +39,10 @@ from telemetry.event_log import EventLog
 from telemetry.events import Event, SequenceEnded
 from telemetry.metrics import MetricsFold
 from telemetry.tracing import Tracing
-from tenants.auth import Authenticator
-from tenants.model import ADMIN, Tenant
+from tenants.model import READ, Tenant
 from tenants.store import Store
+
+T = TypeVar("T")
 
 MODEL = "sim"
 SMALL = "sim-small"
@@ -137,7 +140,10 @@ class Model:
 
 
 class LiveServer:
-    """Runs in a thread with an event loop of its own. With `fallback` it serves a second model."""
+    """Runs in a thread with an event loop of its own. With `fallback` it serves a second model.
+
+    A replica shares the store and the keys of the server it is a replica of.
+    """
 
     def __init__(
         self,
@@ -148,9 +154,11 @@ class LiveServer:
         *,
         fallback: bool = False,
         policy: PolicyConfig = PLAIN,
+        replica_of: "LiveServer | None" = None,
     ) -> None:
         self.codec = codec
-        self.keys: dict[str, str] = {}
+        self.keys: dict[str, str] = {} if replica_of is None else replica_of.keys
+        self._fill_store = replica_of is None
         self.model = Model(scripts=[])
         self.model.running.set()
         self.small = Model(scripts=[])  # the fallback's
@@ -228,6 +236,11 @@ class LiveServer:
         load = self.engine.status().load
         return load.running + load.waiting
 
+    def on_loop(self, action: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
+        """Run `action` on the server's own store."""
+        store = self.gateway.access.store
+        return asyncio.run_coroutine_threadsafe(action(store), self._loop).result(20)
+
     def change(self, **gateway: object) -> None:
         for name, value in gateway.items():
             setattr(self.gateway, name, value)
@@ -287,9 +300,14 @@ class LiveServer:
         return SimExecutor(model, model.draw, model.advance, block_size=kernel.block_size)
 
     async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
         clock = SystemClock()
-        store = await Store.connect(self.store_url)
-        await self._fill(store)
+        async with connected(self.store_url, clock) as access:
+            await self._main_with(access, clock)
+
+    async def _main_with(self, access: StoreAccess, clock: SystemClock) -> None:
+        if self._fill_store:
+            await self._fill(access.store)
         metrics = MetricsFold(MODEL)
         self.spans = InMemorySpanExporter()
         self.tracing = Tracing(clock, self.spans)
@@ -309,7 +327,7 @@ class LiveServer:
             models = {MODEL: replace(served, fallback=small), SMALL: small}
         self.gateway = Gateway(
             models,
-            Authenticator(store, clock),
+            access,
             clock,
             render,
             self.tracing,
@@ -333,7 +351,6 @@ class LiveServer:
             await model.engine.stop(0)
         self.gateway.close()
         self.tracing.close()
-        await store.close()
         self._socket.close()
 
     def _serve(self, name: str, model: Model, pump: EventPump, log: EventLog) -> ServedModel:
@@ -374,7 +391,7 @@ class LiveServer:
             self.keys[tenant.id] = (await store.create_key(tenant.id)).raw
         self.keys["preferred"] = (await store.create_key("routed", models=[MODEL])).raw
         self.keys["elsewhere"] = (await store.create_key("gold", models=["other"])).raw
-        self.keys["admin"] = (await store.create_key("gold", scopes=[ADMIN])).raw
+        self.keys["reader"] = (await store.create_key("gold", scopes=[READ])).raw
         revoked = await store.create_key("gold")
         await store.revoke_key(revoked.key.public_id)
         self.keys["revoked"] = revoked.raw

@@ -264,7 +264,7 @@ def test_nothing_is_sent_again_past_the_deadline(server, sent):
         ("gold", {"n": 0}, 400, "invalid_value"),
         ("gold", {"tools": [{}]}, 400, "unsupported_parameter"),
         ("unknown", {}, 401, "invalid_api_key"),
-        ("admin", {}, 403, "insufficient_scope"),
+        ("reader", {}, 403, "insufficient_scope"),
         ("gold", {"model": "none"}, 404, "model_not_found"),
     ],
 )

@@ -46,7 +46,7 @@ def test_keys(server):
         response = ask_with(x_api_key=server.keys[name])
         assert error(response, 401, *bad)["reason"] == name
         assert server.keys[name].rsplit("-", 1)[1] not in response.text
-    admin = ask_with(x_api_key=server.keys["admin"])
+    admin = ask_with(x_api_key=server.keys["reader"])
     error(admin, 403, "permission_error", "insufficient_scope")
     elsewhere = ask_with(x_api_key=server.keys["elsewhere"])
     error(elsewhere, 404, "not_found_error", "model_not_found")

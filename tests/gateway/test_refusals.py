@@ -72,7 +72,7 @@ def _absolute(server, method_path):
 
 
 def test_a_key_without_the_scope_is_403(server):
-    with server.client("admin") as client:
+    with server.client("reader") as client:
         assert error(chat(client), 403)["code"] == "insufficient_scope"
 
 

@@ -22,16 +22,19 @@ class Watched:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.lookups: Counter[str] = Counter()
+        self.found = 0
         self.away = False
         self.gate = asyncio.Event()
         self.gate.set()
 
     async def lookup(self, public_id: str) -> Principal | None:
         self.lookups[public_id] += 1
+        found = await self.store.lookup(public_id)
+        self.found += 1
         await self.gate.wait()
         if self.away:
             raise StoreUnavailable("the store is away")
-        return await self.store.lookup(public_id)
+        return found
 
 
 class World:

@@ -5,7 +5,7 @@ import pytest
 
 from tenants import keys
 from tenants.connection import Connection, StoreError, StoreUnavailable
-from tenants.model import ADMIN, INFERENCE, InvalidRecord, Principal, Tenant
+from tenants.model import INFERENCE, READ, InvalidRecord, Principal, Tenant
 from tenants.store import AlreadyExists, KeyNotActive, NotFound, SchemaMismatch, Store
 
 pytestmark = pytest.mark.anyio
@@ -121,12 +121,12 @@ async def test_lists_more_than_a_page(store: Store) -> None:
 async def test_issues_a_key(store: Store) -> None:
     tenant = await store.create_tenant(Tenant("gold"))
     end = int(time.time()) + 100
-    issued = await store.create_key("gold", scopes=[ADMIN], models=["m1", "m2"], expires=end)
+    issued = await store.create_key("gold", scopes=[READ], models=["m1", "m2"], expires=end)
     presented = keys.parse(issued.raw)
     assert presented is not None
     assert presented.public_id == issued.key.public_id
     assert keys.matches(presented, issued.key.digest)
-    assert issued.key.scopes == {ADMIN}
+    assert issued.key.scopes == {READ}
     assert issued.key.models == {"m1", "m2"}
     assert issued.key.expires == end
     assert abs(issued.key.created - time.time()) < 5

@@ -1,0 +1,48 @@
+"""Whether the store answers, for `/ready` and `/metrics`.
+
+A server whose store is away goes on for callers it knows, so it stays ready and says so: were it
+taken out of rotation, all replicas would be at once.
+"""
+
+from telemetry.clock import NANOSECONDS, Clock
+from telemetry.measures import Counter, Gauge, text_of
+
+
+class StoreHealth:
+    """Told by whoever looks after the store; used from one event loop."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._away_since: int | None = None  # monotonic ns
+        self._up = Gauge("watermaster_store_up", "Whether the store answers")
+        self._away = Gauge(
+            "watermaster_store_away_seconds",
+            "For how long the store has not answered; 0 while it does",
+        )
+        self._losses = Counter("watermaster_store_losses", "Times that the store fell silent")
+        self._losses.add(0)
+
+    def answered(self) -> None:
+        self._away_since = None
+
+    def lost(self) -> None:
+        if self._away_since is None:
+            self._away_since = self._clock.now()
+            self._losses.add(1)
+
+    @property
+    def away_seconds(self) -> float:
+        since = self._away_since
+        return 0.0 if since is None else (self._clock.now() - since) / NANOSECONDS
+
+    def describe(self) -> dict[str, object]:
+        """JSON-ready."""
+        if self._away_since is None:
+            return {"state": "up"}
+        return {"state": "away", "away_seconds": round(self.away_seconds, 1)}
+
+    def metrics(self) -> bytes:
+        """In Prometheus' text form."""
+        self._up.set(self._away_since is None)
+        self._away.set(self.away_seconds)
+        return text_of((self._up, self._away, self._losses))

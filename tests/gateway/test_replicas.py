@@ -1,0 +1,110 @@
+"""Two replicas on one store: what changes there reaches both, and both outlive its absence."""
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from engine.host.engine import HostConfig
+from engine.runtime.text.codec import TextCodec
+from gateway.state import EdgeLimits
+from tenants.embedded import EmbeddedValkey
+from tests.gateway.live import HELLO, MODEL, LiveServer, eventually
+
+pytestmark = pytest.mark.model  # the text is that of the default model
+
+
+@pytest.fixture(scope="module")
+def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedValkey]:
+    valkey = EmbeddedValkey(tmp_path_factory.mktemp("valkey"))
+    yield valkey
+    valkey.stop()
+
+
+@pytest.fixture(scope="module")
+def replicas(codec: TextCodec, valkey: EmbeddedValkey) -> Iterator[list[LiveServer]]:
+    first = LiveServer(valkey.start(), codec, EdgeLimits(), HostConfig())
+    first.start()
+    second = LiveServer(first.store_url, codec, EdgeLimits(), HostConfig(), replica_of=first)
+    second.start()
+    for server in (first, second):
+        server.say("still here")
+    yield [first, second]
+    second.stop()
+    first.stop()
+
+
+def chat(server: LiveServer, key: str) -> httpx.Response:
+    with server.client(key) as client:
+        return client.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO})
+
+
+def outcome(server: LiveServer, key: str) -> str:
+    response = chat(server, key)
+    if response.status_code == 200:
+        return "served"
+    error = response.json()["error"]
+    return error.get("reason", error["code"])
+
+
+def test_a_change_reaches_every_replica(replicas: list[LiveServer]) -> None:
+    first, second = replicas
+    store = first.on_loop
+
+    def everywhere(key: str, expected: str) -> None:
+        for server in replicas:
+            eventually(lambda server=server: outcome(server, key) == expected)
+
+    public_id = first.keys["choosy"].split("-")[1]
+    everywhere("choosy", "served")
+    store(lambda s: s.update_key(public_id, disabled=True))
+    everywhere("choosy", "disabled")
+    store(lambda s: s.update_key(public_id, disabled=False))
+    everywhere("choosy", "served")
+    store(lambda s: s.disable_tenant("choosy"))
+    everywhere("choosy", "tenant_disabled")
+    store(lambda s: s.update_tenant("choosy", disabled=False, max_max_tokens=1))
+    everywhere("choosy", "served")
+    assert chat(second, "choosy").json()["usage"]["completion_tokens"] == 1
+    store(lambda s: s.rotate_key(public_id, overlap=0))
+    everywhere("choosy", "expired")
+
+
+def test_the_store_goes_away_and_comes_back(
+    replicas: list[LiveServer], valkey: EmbeddedValkey
+) -> None:
+    for server in replicas:
+        assert outcome(server, "gold") == "served"
+        assert ready(server)["store"] == {"state": "up"}
+    valkey.stop()
+    for server in replicas:
+        refused = chat(server, "bronze")  # never seen
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "store_unavailable"
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+        assert outcome(server, "gold") == "served"
+        eventually(lambda server=server: ready(server)["store"]["state"] == "away")
+        assert metric(server, "watermaster_store_up") == 0
+        assert metric(server, "watermaster_store_losses_total") == 1
+        assert metric(server, "watermaster_store_away_seconds") > 0
+    valkey.start()
+    for server in replicas:
+        eventually(lambda server=server: outcome(server, "bronze") == "served")
+        eventually(lambda server=server: ready(server)["store"] == {"state": "up"})
+        assert metric(server, "watermaster_store_up") == 1
+        assert metric(server, "watermaster_store_away_seconds") == 0
+
+
+def ready(server: LiveServer) -> dict[str, object]:
+    response = httpx.get(f"{server.url}/ready")
+    assert response.status_code == 200
+    return response.json()
+
+
+def metric(server: LiveServer, name: str) -> float:
+    (line,) = [
+        line
+        for line in httpx.get(f"{server.url}/metrics").text.splitlines()
+        if line.startswith(name + " ")
+    ]
+    return float(line.split()[1])
