@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from tenants.settings import SETTINGS, InvalidRecord
 
-__all__ = ["ADMIN", "INFERENCE", "SCOPES", "ApiKey", "InvalidRecord", "Principal", "Tenant"]
+__all__ = ["INFERENCE", "READ", "SCOPES", "ApiKey", "InvalidRecord", "Principal", "Tenant"]
 
 INFERENCE = "inference"  # whatever a tenant may do
 READ = "read"  # look, and spend nothing
