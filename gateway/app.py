@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gateway.admin import Admin
 from gateway.chat import ChatShape
 from gateway.completions import CompletionShape
 from gateway.dialect import MESSAGES_PATH
@@ -34,6 +35,7 @@ def build_app(gateway: Gateway) -> Starlette:
             Route("/v1/models/{model:path}", models.one),
             Route("/v1/tasks/{task}", TaskState(gateway).task),
             *Tasks(gateway).routes(),
+            *Admin(gateway).routes(),
             Route("/v1/requests/{request}/explain", Explain(gateway).request),
             Route("/health", health.health),
             Route("/ready", health.ready),

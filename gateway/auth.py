@@ -11,7 +11,7 @@ from tenants.model import Principal
 async def authenticate(headers: Headers, authenticator: Authenticator, scope: str) -> Principal:
     """The caller, who holds `scope`. Raises ApiError 401, 403, or 503 when the store is away."""
     try:
-        principal = await authenticator.authenticate(_key(headers))
+        principal = await authenticator.authenticate(presented_key(headers))
     except AuthError as error:
         raise ApiError(
             Reason.BAD_KEY,
@@ -26,7 +26,7 @@ async def authenticate(headers: Headers, authenticator: Authenticator, scope: st
     return principal
 
 
-def _key(headers: Headers) -> str | None:
+def presented_key(headers: Headers) -> str | None:
     """From `authorization: Bearer`, else from `x-api-key`, as Anthropic's clients send it."""
     kind, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() if kind.lower() == "bearer" else headers.get("x-api-key")

@@ -11,6 +11,7 @@ from enum import Enum, StrEnum
 from engine.core.outputs import Finished
 from gateway.retry_after import headers_of, predicted, wait_ms
 from telemetry.events import Cause
+from telemetry.secrets import masked
 
 FINISH_REASONS = {Cause.STOP: "stop", Cause.STOP_STRING: "stop", Cause.LENGTH: "length"}
 
@@ -46,6 +47,8 @@ class Reason(StrEnum):
     METHOD_NOT_ALLOWED = "method_not_allowed"
     BODY_TIMEOUT = "body_timeout"
     COMMIT_CONFLICT = "commit_conflict"
+    ALREADY_EXISTS = "already_exists"
+    KEY_NOT_ACTIVE = "key_not_active"
     BODY_TOO_LARGE = "body_too_large"
     TENANT_BUSY = "tenant_busy"
     SERVER_BUSY = "server_busy"
@@ -77,6 +80,10 @@ class Row:
 
 def _bad(code: str, message: str) -> Row:
     return Row(400, "invalid_request_error", code, message)
+
+
+def _conflict(code: str, message: str) -> Row:
+    return Row(409, "conflict_error", code, message, Retry.NEVER)
 
 
 TABLE: Mapping[Cause | Reason, Row] = {
@@ -111,13 +118,11 @@ TABLE: Mapping[Cause | Reason, Row] = {
     Reason.BODY_TIMEOUT: Row(
         408, "invalid_request_error", "body_timeout", "The request body arrived too slowly."
     ),
-    Reason.COMMIT_CONFLICT: Row(
-        409,
-        "conflict_error",
-        "commit_conflict",
-        "Another attempt of the task was committed before.",
-        Retry.NEVER,
+    Reason.COMMIT_CONFLICT: _conflict(
+        "commit_conflict", "Another attempt of the task was committed before."
     ),
+    Reason.ALREADY_EXISTS: _conflict("already_exists", "The id is taken."),
+    Reason.KEY_NOT_ACTIVE: _conflict("key_not_active", "The key has ended; create a new one."),
     Reason.BODY_TOO_LARGE: Row(
         413, "invalid_request_error", "body_too_large", "The request body is too large."
     ),
@@ -280,8 +285,9 @@ class ApiError(Exception):
     ) -> None:
         self.reason = reason
         self.row = TABLE[reason]
-        self.message = message or self.row.message
-        self.param = param
+        # Either may quote the caller, who may have pasted a key where none belongs.
+        self.message = masked(message or self.row.message)
+        self.param = param and masked(param)
         self.facts = dict(facts or {})
         self.retry_after = retry_after
         self.promised = promised

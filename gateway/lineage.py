@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from gateway.baggage import KEYS, read_baggage
 from gateway.errors import ApiError, Reason
 from telemetry.lineage import Lineage
+from telemetry.secrets import holds_key
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+=-]{0,127}", re.ASCII)
 _RULE = (
-    "must be 1 to 128 characters out of A-Z a-z 0-9 . _ : @ + = - and start with one of A-Z a-z 0-9"
+    "must be 1 to 128 characters out of A-Z a-z 0-9 . _ : @ + = -, start with one of A-Z a-z 0-9, "
+    "and hold no API key"
 )
 
 
@@ -35,7 +37,8 @@ class Ids:
 
 
 def valid_id(text: str) -> bool:
-    return _ID.fullmatch(text) is not None
+    """Whether `text` may be an id; not if it is a key, since ids are logged and traced."""
+    return _ID.fullmatch(text) is not None and not holds_key(text)
 
 
 def check_id(name: str, text: str, reason: Reason = Reason.INVALID_HEADER) -> str:

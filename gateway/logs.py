@@ -2,14 +2,12 @@
 
 import json
 import logging
-import re
 import sys
 from datetime import UTC, datetime
 from typing import Literal
 
-# A key's public id may be logged, its secret may not; nor may a password in a URL.
-_SECRET = re.compile(r"(wm-[0-9a-f]+-)\w+")
-_PASSWORD = re.compile(r"(://)[^/\s@]*@")
+from telemetry.secrets import masked
+
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
 
 
@@ -17,8 +15,7 @@ class _Formatter(logging.Formatter):
     """Masks secrets in whatever a subclass wrote; fields are those of `extra=`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        text = self.line(record)
-        return _PASSWORD.sub(r"\1***@", _SECRET.sub(r"\1***", text))
+        return masked(self.line(record))
 
     def line(self, record: logging.LogRecord) -> str:
         fields = "".join(f" {key}={value}" for key, value in _fields(record).items())

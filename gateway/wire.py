@@ -28,14 +28,24 @@ WireT = TypeVar("WireT", bound=Wire)
 
 def parse(model: type[WireT], body: bytes, known: parameters.Known) -> WireT:
     """`body` as a `model`. Raises ApiError 400 that names the parameter at fault."""
+    return validated(model, parameters.select(json_object(body), known))
+
+
+def json_object(body: bytes) -> dict[str, Any]:
+    """Raises ApiError 400."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise ApiError(Reason.INVALID_JSON, f"The body is not valid JSON: {error.msg}.") from None
     if not isinstance(value, dict):
         raise ApiError(Reason.INVALID_JSON, "The body must be a JSON object.")
+    return value
+
+
+def validated(model: type[WireT], value: dict[str, Any]) -> WireT:
+    """Raises ApiError 400 that names the parameter at fault."""
     try:
-        return model.model_validate(parameters.select(value, known))
+        return model.model_validate(value)
     except ValidationError as error:
         raise _refusal(error) from None
 
@@ -70,6 +80,9 @@ def _refusal(error: ValidationError) -> ApiError:
     path = "".join(
         f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]
     ).lstrip(".")
+    if fault["type"] == "extra_forbidden":
+        path = path[: parameters.MAX_NAME_ECHOED]
+        raise ApiError(Reason.UNKNOWN_PARAMETER, f"There is no parameter {path!r}.", param=path)
     problem = _PROBLEMS.get(fault["type"], fault["msg"].replace("Input should", "should"))
     unsupported = fault["type"] == "unsupported"
     return ApiError(

@@ -2,6 +2,7 @@
 
 Records, all under the prefix `wm:`
     schema              version of this layout
+    admin-key           hash, the key of the admin API
     tenants             sorted set of tenant ids
     tenant:<id>         hash, one tenant
     key:<public id>     hash, one key; goes away a while after the key's end
@@ -17,6 +18,7 @@ from functools import partial
 from typing import Any
 
 from tenants import keys
+from tenants.admin_key import AdminKey
 from tenants.changes import CHANNEL, Change, read_change
 from tenants.connection import Connection, StoreError, StoreUnavailable
 from tenants.model import INFERENCE, ApiKey, InvalidRecord, Principal, Tenant
@@ -69,6 +71,7 @@ class Store:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self.admin_key = AdminKey(connection)
 
     @classmethod
     async def connect(cls, url: str, patience: float = 5.0) -> "Store":
@@ -110,9 +113,13 @@ class Store:
         """Raises NotFound."""
         return tenant_of(await self._tenant_record(tenant_id))
 
-    async def list_tenants(self) -> tuple[Tenant, ...]:
-        """All tenants, by id."""
-        ids = await self._members("wm:tenants")
+    async def list_tenants(self, after: str = "", most: int | None = None) -> tuple[Tenant, ...]:
+        """All tenants whose ids come after `after`, or the first `most` of them, by id."""
+        ids: list[str] = await self._connection.call(
+            lambda client: client.zrangebylex(
+                "wm:tenants", f"({after}" if after else "-", "+", 0, -1 if most is None else most
+            )
+        )
         return tuple(tenant_of(record) for _, record in await self._records("wm:tenant:", ids))
 
     async def update_tenant(self, tenant_id: str, **changes: Any) -> Tenant:

@@ -6,6 +6,7 @@ completion answer at once; commands import what they need when they run.
 
 import click
 
+from gateway.cli.admin import admin
 from gateway.cli.bench import bench
 from gateway.cli.config import config
 from gateway.cli.demo import demo
@@ -34,5 +35,5 @@ def main() -> None:
     """  # noqa: D301 - click reads the backspace
 
 
-for command in (serve, model, tenants, keys, demo, config, bench, profile, simulate, replay):
+for command in (serve, model, tenants, keys, admin, demo, config, bench, profile, simulate, replay):
     main.add_command(command)

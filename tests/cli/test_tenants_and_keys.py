@@ -117,6 +117,33 @@ def test_a_key_is_changed_disabled_and_enabled(run: Run) -> None:
     assert "not active any more" in run("keys", "update", raw, "--enable", code=1).stderr
 
 
+def opens(raw: str) -> bool:
+    """Whether the admin API would accept it, with the store in the current folder."""
+
+    async def scenario() -> bool:
+        store = await Store.connect(url)
+        try:
+            return await store.admin_key.is_opened_by(raw)
+        finally:
+            await store.close()
+
+    embedded = EmbeddedValkey(Path(".watermaster"))
+    url = embedded.start()
+    try:
+        return asyncio.run(scenario())
+    finally:
+        embedded.stop()
+
+
+def test_the_admin_key_is_issued_replaced_and_ended(run: Run) -> None:
+    first = run("admin", "key").stdout.strip()
+    assert opens(first)
+    second = parsed(run("admin", "key", "--json"))["key"]
+    assert (opens(first), opens(second)) == (False, True)
+    run("admin", "close")
+    assert not opens(second)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [

@@ -392,6 +392,7 @@ class LiveServer:
         self.keys["preferred"] = (await store.create_key("routed", models=[MODEL])).raw
         self.keys["elsewhere"] = (await store.create_key("gold", models=["other"])).raw
         self.keys["reader"] = (await store.create_key("gold", scopes=[READ])).raw
+        self.keys["admin"] = await store.admin_key.issue()
         revoked = await store.create_key("gold")
         await store.revoke_key(revoked.key.public_id)
         self.keys["revoked"] = revoked.raw

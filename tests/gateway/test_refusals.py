@@ -76,6 +76,31 @@ def test_a_key_without_the_scope_is_403(server):
         assert error(chat(client), 403)["code"] == "insufficient_scope"
 
 
+def test_a_key_pasted_where_none_belongs_is_not_repeated(server):
+    key = server.keys["bronze"]
+    with server.client() as client:
+        answers = [
+            chat(client, model=key),
+            chat(client, **{key: 1}),
+            client.get(f"/v1/models/{key}"),
+            client.get(f"/v1/tasks/{key}"),
+            client.get(f"/{key}"),
+            *(
+                client.get("/v1/models", headers={name: key})
+                for name in ("x-request-id", "x-task-id")
+            ),
+            client.post(
+                "/v1/chat/completions",
+                json={"model": MODEL, "messages": HELLO},
+                headers={"x-task-id": key},
+            ),
+        ]
+    for answer in answers:
+        assert key.split("-")[2] not in answer.text
+        assert key.split("-")[2] not in str(answer.headers)
+    assert answers[-1].status_code == 400
+
+
 def test_models_not_there_and_not_allowed_answer_the_same(server):
     with server.client() as client, server.client("elsewhere") as other:
         missing = error(chat(client, model="other"), 404)
