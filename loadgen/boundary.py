@@ -25,6 +25,7 @@ from engine.host.engine import Engine, GenerationRequest
 from engine.host.generation import Generation
 from engine.runtime.executor import TorchExecutor
 from engine.runtime.loader import load_model
+from loadgen.live import on_passing_thread
 from telemetry.clock import SystemClock
 from telemetry.events import Event, StepCommitted
 from telemetry.lineage import Lineage
@@ -52,7 +53,7 @@ class Boundary:
         self._tokens = tokens
         self._commits: list[StepCommitted] = []
         blocks = streams * (-(-(PROMPT_TOKENS + tokens) // 16) + 1)
-        model = load_model(model_path, torch.bfloat16)
+        model = on_passing_thread(lambda: load_model(model_path, torch.bfloat16))
         kernel = KernelConfig(
             num_blocks=2 * blocks,
             max_running=streams,

@@ -1,10 +1,11 @@
 """The real engine in this process, without HTTP, and what each of its steps held and took."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import count
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from telemetry.clock import NANOSECONDS, SystemClock
 from telemetry.events import Cause, Event, SequenceArrived, SequenceEnded, StepCommitted
 from telemetry.lineage import Lineage
 
+T = TypeVar("T")
 GREEDY = Sampling(temperature=0.0)  # without stop tokens: every output has its exact length
 GRACE = 5.0  # seconds for what still runs at the end
 
@@ -50,6 +52,17 @@ class Step:
     shape: StepShape
     device: float
     host: float | None
+
+
+def on_passing_thread(work: Callable[[], T]) -> T:
+    """The result of `work`, done on a thread that ends with it.
+
+    Each thread that computes with torch gets a pool of helpers of its own, for as long as it lives.
+    Beside a second pool libgomp lets helpers sleep at once, and the engine thread would take up to
+    twice as long as in a server, where nobody else computes.
+    """
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        return pool.submit(work).result()
 
 
 class ObservedExecutor:

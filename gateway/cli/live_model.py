@@ -33,14 +33,14 @@ def load_live(config_file: Path | None, source: str | None, threads: int | None)
     from engine.runtime.store import ModelStoreError
     from engine.runtime.weights import WeightsError
     from gateway.model_source import ModelSourceError, find_model, kernel_config
-    from loadgen.live import LiveModel
+    from loadgen.live import LiveModel, on_passing_thread
 
     settings = load_config(config_file, {"model.source": source, "model.threads": threads}).settings
     try:
         found = find_model(settings.model)
         kernel = kernel_config(found, settings.kernel)
         note(f"loading {settings.model.source}")
-        model = load_model(found.path, found.dtype, found.device)
+        model = on_passing_thread(lambda: load_model(found.path, found.dtype, found.device))
     except (ModelStoreError, ModelSourceError, UnsupportedModelError, WeightsError) as error:
         raise CliError(str(error), Exit.MODEL) from None
     return LiveModel(settings.model.source, model, kernel, settings.model.threads)
