@@ -122,10 +122,10 @@ class KernelState:
         Asked several times a step while nothing changes, so the last answer is kept.
         """
         if passed:
-            return self.rule.pick(self.tree, lambda flow: flow not in passed, self.head, now)
+            return self.rule.pick(self.tree, passed, self.head, now)
         asked = (self.tree.version, now)
         if self._next_flow[0] != asked:
-            found = self.rule.pick(self.tree, lambda _flow: True, self.head, now)
+            found = self.rule.pick(self.tree, (), self.head, now)
             self._next_flow = (asked, found)
         return self._next_flow[1]
 

@@ -5,7 +5,7 @@ Every policy answers the same questions through `Rule`; the kernel does not know
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from math import inf, isinf
 from operator import attrgetter
@@ -29,22 +29,20 @@ class Head:
 
 
 HeadOf = Callable[[Flow], Head]
-Usable = Callable[[Flow], bool]
 
 
-_PATH = attrgetter("path")
 _STANDING = attrgetter("counter", "path")
 
 
 class Rule(Protocol):
     """One fairness policy. It keeps no state of its own: flows carry it."""
 
-    def pick(self, tree: FlowTree, usable: Usable, head: HeadOf, now: int) -> Flow | None:
-        """The flow to serve next among those with waiters that `usable` accepts."""
+    def pick(self, tree: FlowTree, passed: Collection[Flow], head: HeadOf, now: int) -> Flow | None:
+        """The flow to serve next among those with waiters that are not in `passed`."""
         ...
 
     def line(self, tree: FlowTree, head: HeadOf, now: int) -> Iterator[Flow]:
-        """The flows with waiters, each as `pick` would choose it if those before were unusable.
+        """The flows with waiters, each as `pick` would choose it with those before passed.
 
         Counters may change meanwhile; that of a flow matters until its turn has come.
         """
@@ -67,11 +65,13 @@ class _Plain(ABC):
     """What most policies answer: nothing is prepaid, nothing happens at admission or in time."""
 
     @abstractmethod
-    def pick(self, tree: FlowTree, usable: Usable, head: HeadOf, now: int) -> Flow | None: ...
+    def pick(
+        self, tree: FlowTree, passed: Collection[Flow], head: HeadOf, now: int
+    ) -> Flow | None: ...
 
     def line(self, tree: FlowTree, head: HeadOf, now: int) -> Iterator[Flow]:
         passed: set[Flow] = set()
-        while (flow := self.pick(tree, lambda f: f not in passed, head, now)) is not None:
+        while (flow := self.pick(tree, passed, head, now)) is not None:
             yield flow
             passed.add(flow)
 
@@ -101,8 +101,8 @@ class Counters(_Plain):
     def __init__(self, urgency_debt: float = 0.0) -> None:
         self._debt = urgency_debt
 
-    def pick(self, tree: FlowTree, usable: Usable, head: HeadOf, now: int) -> Flow | None:  # noqa: ARG002
-        return self._descend(tree.root, usable, head)
+    def pick(self, tree: FlowTree, passed: Collection[Flow], head: HeadOf, now: int) -> Flow | None:  # noqa: ARG002
+        return self._descend(tree.root, passed, head)
 
     def line(self, tree: FlowTree, head: HeadOf, now: int) -> Iterator[Flow]:  # noqa: ARG002
         return self._line(tree.root, head)
@@ -119,13 +119,15 @@ class Counters(_Plain):
             waiting.remove(child)
             yield from self._line(child, head)
 
-    def _descend(self, node: Flow, usable: Usable, head: HeadOf) -> Flow | None:
-        if node.own and usable(node):
+    def _descend(self, node: Flow, passed: Collection[Flow], head: HeadOf) -> Flow | None:
+        if node.own and node not in passed:
             return node
-        waiting = [child for child in node.waiting.values() if child.waiting or usable(child)]
+        waiting = list(node.waiting.values())
+        if passed and self._debt:  # the debt counts from the least served of those that may go
+            waiting = [child for child in waiting if child.waiting or child not in passed]
         while waiting:
             child = self._first(waiting, head)
-            found = self._descend(child, usable, head)
+            found = self._descend(child, passed, head)
             if found is not None:
                 return found
             waiting.remove(child)
@@ -140,9 +142,17 @@ class Counters(_Plain):
 
 
 def _least(flows: list[Flow]) -> Flow:
-    """The one with the smallest counter, of equals the first by path."""
-    least = min([flow.counter for flow in flows])
-    return min([flow for flow in flows if flow.counter == least], key=_PATH)
+    """The one with the smallest counter, of equals the first by path.
+
+    A plain loop: with many equal counters it is quicker than `min` with a key or over lists.
+    """
+    found, *others = flows
+    least = found.counter
+    for flow in others:
+        counter = flow.counter
+        if counter < least or (counter == least and flow.path < found.path):
+            found, least = flow, counter
+    return found
 
 
 def _nearest(flow: Flow, head: HeadOf) -> int:
@@ -174,8 +184,8 @@ class Oracle(Counters):
 class Arrival(_Plain):
     """`fcfs`: whoever arrived first, whosever it is."""
 
-    def pick(self, tree: FlowTree, usable: Usable, head: HeadOf, now: int) -> Flow | None:  # noqa: ARG002
-        flows = [flow for flow in tree.backlogged() if usable(flow)]
+    def pick(self, tree: FlowTree, passed: Collection[Flow], head: HeadOf, now: int) -> Flow | None:  # noqa: ARG002
+        flows = [flow for flow in tree.backlogged() if flow not in passed]
         return min(flows, key=lambda flow: (head(flow).arrived, flow.path), default=None)
 
 
@@ -188,8 +198,10 @@ class RequestsPerMinute(_Plain):
     def __init__(self, limit: int) -> None:
         self._limit = limit
 
-    def pick(self, tree: FlowTree, usable: Usable, head: HeadOf, now: int) -> Flow | None:
-        flows = [f for f in tree.backlogged() if usable(f) and self._used(f, now) < self._limit]
+    def pick(self, tree: FlowTree, passed: Collection[Flow], head: HeadOf, now: int) -> Flow | None:
+        flows = [
+            f for f in tree.backlogged() if f not in passed and self._used(f, now) < self._limit
+        ]
         return min(flows, key=lambda flow: (head(flow).arrived, flow.path), default=None)
 
     def admitted(self, _tree: FlowTree, flow: Flow, _cost: float, now: int) -> None:
@@ -215,8 +227,8 @@ class DeficitPrefix(_Plain):
     def __init__(self, quantum: float) -> None:
         self._quantum = quantum
 
-    def pick(self, tree: FlowTree, usable: Usable, head: HeadOf, now: int) -> Flow | None:  # noqa: ARG002
-        flows = [flow for flow in tree.backlogged() if usable(flow)]
+    def pick(self, tree: FlowTree, passed: Collection[Flow], head: HeadOf, now: int) -> Flow | None:  # noqa: ARG002
+        flows = [flow for flow in tree.backlogged() if flow not in passed]
         if not flows:
             return None
         # what was charged since is the difference of counters; a deficit is a level to reach
@@ -239,13 +251,13 @@ class Priority(_Plain):
     def __init__(self, ageing: float) -> None:
         self._ageing = ageing
 
-    def pick(self, tree: FlowTree, usable: Usable, head: HeadOf, now: int) -> Flow | None:
+    def pick(self, tree: FlowTree, passed: Collection[Flow], head: HeadOf, now: int) -> Flow | None:
         def rank(flow: Flow) -> tuple[float, int, tuple[str, ...]]:
             arrived = head(flow).arrived
             waited = 0.0 if isinf(self._ageing) else (now - arrived) / SECOND / self._ageing
             return -(flow.priority + waited), arrived, flow.path
 
-        return min((f for f in tree.backlogged() if usable(f)), key=rank, default=None)
+        return min((f for f in tree.backlogged() if f not in passed), key=rank, default=None)
 
 
 def make_rule(config: FairnessConfig, urgency_debt: float = 0.0) -> Rule:

@@ -8,12 +8,8 @@ from policies.fairness.rules import Counters, Head
 from policies.fairness.tree import FlowTree
 
 
-def anyone(_flow) -> bool:
-    return True
-
-
-def pick(tree: FlowTree, usable):
-    return Counters().pick(tree, usable, lambda _flow: Head(0, None, lambda: 0), 0)
+def pick(tree: FlowTree, passed=()):
+    return Counters().pick(tree, passed, lambda _flow: Head(0, None, lambda: 0), 0)
 
 
 def backlogged(tree: FlowTree, *paths):
@@ -29,7 +25,7 @@ def backlogged(tree: FlowTree, *paths):
 def serve(tree: FlowTree, rounds: int, cost: float = 1.0) -> dict[tuple[str, ...], int]:
     served: dict[tuple[str, ...], int] = {}
     for _ in range(rounds):
-        flow = pick(tree, anyone)
+        flow = pick(tree)
         tree.charge(flow, cost)
         served[flow.path] = served.get(flow.path, 0) + 1
     return served
@@ -109,18 +105,18 @@ def test_idle_flows_make_room_and_flows_in_use_do_not():
     assert tree.by_index[third.index] is third
 
 
-def test_unusable_flows_are_passed_over():
+def test_flows_in_passed_are_left_out():
     tree = FlowTree(10)
-    backlogged(tree, [("a", 1.0), ("x", 1.0)], [("b", 1.0), ("y", 1.0)])
-    assert pick(tree, lambda flow: flow.path[0] == "b").path == ("b", "y")
-    assert pick(tree, lambda _flow: False) is None
+    x, y = backlogged(tree, [("a", 1.0), ("x", 1.0)], [("b", 1.0), ("y", 1.0)])
+    assert pick(tree, {x}) is y
+    assert pick(tree, {x, y}) is None
 
 
 def test_waiters_of_a_tenant_subdivided_later_are_still_served():
     tree = FlowTree(10)
-    backlogged(tree, [("a", 1.0)], [("a", 1.0), ("user", 1.0)])
-    assert pick(tree, anyone).path == ("a",)
-    assert pick(tree, lambda flow: flow.path != ("a",)).path == ("a", "user")
+    tenant, user = backlogged(tree, [("a", 1.0)], [("a", 1.0), ("user", 1.0)])
+    assert pick(tree) is tenant
+    assert pick(tree, {tenant}) is user
 
 
 @given(
@@ -132,7 +128,7 @@ def test_backlogged_siblings_never_drift_apart_by_more_than_one_charge(weights, 
     tree = FlowTree(10)
     flows = backlogged(tree, *[[(f"f{i}", w)] for i, w in enumerate(weights)])
     for cost in costs:
-        tree.charge(pick(tree, anyone), cost)
+        tree.charge(pick(tree), cost)
         counters = [flow.counter for flow in flows]
         assert max(counters) - min(counters) <= max(costs) / min(weights) + 1e-9
 
@@ -147,17 +143,15 @@ def test_urgency_reorders_across_flows_within_a_bounded_debt(debt, first):
     def head(flow) -> Head:
         return Head(0, 1000 if flow is urgent else None, lambda: 0)
 
-    picked = Counters(debt).pick(tree, anyone, head, 0)
+    picked = Counters(debt).pick(tree, (), head, 0)
     assert picked.path == (first,)
     tree.charge(urgent, debt + 1.0)
-    assert Counters(debt).pick(tree, anyone, head, 0).path == ("calm",)
+    assert Counters(debt).pick(tree, (), head, 0).path == ("calm",)
 
 
 def test_urgency_below_an_inner_node_counts_for_it():
     tree = FlowTree(10)
     backlogged(tree, [("a", 1.0), ("x", 1.0)], [("b", 1.0), ("y", 1.0)])
     deadlines = {("a", "x"): 2000, ("b", "y"): 1000}
-    picked = Counters(5.0).pick(
-        tree, anyone, lambda flow: Head(0, deadlines[flow.path], lambda: 0), 0
-    )
+    picked = Counters(5.0).pick(tree, (), lambda flow: Head(0, deadlines[flow.path], lambda: 0), 0)
     assert picked.path == ("b", "y")
