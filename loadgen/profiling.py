@@ -24,7 +24,7 @@ from engine.core.plan import IntArray, Transfer
 from engine.host.generation import Generation
 from engine.runtime.kv_cache import KVCache
 from engine.sim.profile import HostLink, StepShape
-from loadgen.live import LiveEngine, LiveError, LiveModel, Step, drain
+from loadgen.live import LiveEngine, LiveError, LiveModel, Step, drain, on_passing_thread
 from loadgen.profile_fit import Fit, Measured, fit_profile
 from telemetry.events import Cause
 
@@ -61,6 +61,14 @@ class Samples:
     steps: "dict[Key, list[Step]]" = field(default_factory=dict)
     passes: int = 0
     seconds: float = 0.0
+
+    def with_those_of(self, other: "Samples") -> "Samples":
+        """Both together, each left as it is."""
+        steps = {
+            key: [*self.steps.get(key, ()), *other.steps.get(key, ())]
+            for key in {**self.steps, **other.steps}
+        }
+        return Samples(steps, self.passes + other.passes, self.seconds + other.seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +145,7 @@ def collect(
 def fitted(model: LiveModel, samples: Samples) -> Profiled:
     """The profile of all that was collected."""
     measured = tuple(_summary(steps) for _, steps in sorted(samples.steps.items(), key=_order))
-    fit = fit_profile(measured, host_link(model))
+    fit = fit_profile(measured, on_passing_thread(lambda: host_link(model)))
     return Profiled(measured, fit, samples.passes, samples.seconds)
 
 

@@ -1,9 +1,10 @@
 """One scenario on the live engine and in the simulator with a profile fitted to that engine.
 
-Two tenants of weights 3 and 1 send at the same rate, open loop. At twice what the engine can serve
-each sends more than its share, so that both have work waiting, all slots are in use, and throughput
-is the engine's and not the callers'. Both runs get the same arrivals and the same kernel, and both
-are read from their events by the same code.
+Two tenants of weights 3 and 1 send at rates in that proportion, open loop. At twice what the engine
+can serve each sends twice its share, so that both have work waiting, all slots are in use, and
+throughput is the engine's and not the callers'; and both wait alike, so that a median over all
+requests lies amid them and not in a gap between one tenant's waits and the other's. Both runs get
+the same arrivals and the same kernel, and both are read from their events by the same code.
 """
 
 import asyncio
@@ -70,6 +71,9 @@ class Comparison:
     def ttft(self) -> float:
         return self.simulated.ttft / self.live.ttft
 
+    def ttft_of(self, tenant: str) -> float:
+        return self.simulated.ttft_by_tenant[tenant] / self.live.ttft_by_tenant[tenant]
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -84,7 +88,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The rate that was used, the profile, and the comparisons made with it."""
+    """The rate that was used, the profile of all parts, and the comparisons."""
 
     rate: float
     profiled: Profiled
@@ -134,14 +138,15 @@ class Timeline:
 
 
 def make_workload(rate: float, seconds: float, seed: int, rate_to: float | None = None) -> Workload:
-    """Poisson arrivals of both tenants together at `rate` a second, with uniform lengths.
+    """Poisson arrivals at `rate` a second, shared among tenants by weight, with uniform lengths.
 
     With `rate_to` the rate climbs to that in a straight line.
     """
-    share = 1 / len(FLOWS)
-    phase = Phase(share * rate, rate_to=None if rate_to is None else share * rate_to)
+    total = sum(flow[0].weight for flow in FLOWS)
     requests = []
-    for client in range(len(FLOWS)):
+    for client, (tenant,) in enumerate(FLOWS):
+        share = tenant.weight / total
+        phase = Phase(share * rate, rate_to=None if rate_to is None else share * rate_to)
         random = np.random.default_rng([seed, client])
         times = arrival_times((phase,), seconds, 1.0, random)
         prompts = random.integers(PROMPTS[0], PROMPTS[1] + 1, len(times))
@@ -212,30 +217,33 @@ async def run_live(
 def compare(model: LiveModel, plan: Plan, report: Report) -> Outcome:
     """One comparison a seed.
 
-    The profile is measured in parts before, between and after the live runs, so that a machine that
-    becomes slower or faster meanwhile is not taken for an error of the simulator.
+    Parts of the profile are measured before, between and after the live runs, and each run is
+    simulated with the two parts next to it: a machine whose speed drifts from minute to minute is
+    not to be taken for an error of the simulator.
     """
-    kernel, samples = kernel_for(model.kernel), Samples()
-    parts = plan.repeat + 1
+    kernel, count = kernel_for(model.kernel), plan.repeat + 1
+    parts: list[Samples] = []
 
-    def profile_part(number: int) -> None:
-        report(f"profile, part {number} of {parts}")
-        collect(model, plan.profile_seconds / parts, samples)
+    def profile_part() -> None:
+        report(f"profile, part {len(parts) + 1} of {count}")
+        parts.append(Samples())
+        collect(model, plan.profile_seconds / count, parts[-1])
 
-    profile_part(1)
-    rate = plan.rate or plan.load * capacity(kernel, fitted(model, samples).fit.profile)
-    workloads = [make_workload(rate, plan.seconds, 1 + index) for index in range(plan.repeat)]
-    lives = []
-    for number, workload in enumerate(workloads, start=1):
-        report(f"live run {number} of {plan.repeat}: {len(workload.requests)} requests")
-        lives.append(asyncio.run(run_live(workload, kernel, model))[0])
-        profile_part(number + 1)
-    profiled = fitted(model, samples)
-    comparisons = [
-        Comparison(seed, len(load.requests), live, simulate(load, kernel, profiled.fit.profile))
-        for seed, (load, live) in enumerate(zip(workloads, lives, strict=True), start=1)
-    ]
-    return Outcome(rate, profiled, comparisons)
+    profile_part()
+    rate = plan.rate or plan.load * capacity(kernel, fitted(model, parts[0]).fit.profile)
+    comparisons = []
+    for seed in range(1, count):
+        load = make_workload(rate, plan.seconds, seed)
+        report(f"live run {seed} of {plan.repeat}: {len(load.requests)} requests")
+        live, _ = asyncio.run(run_live(load, kernel, model))
+        profile_part()
+        profiled = fitted(model, parts[-2].with_those_of(parts[-1]))
+        simulated = simulate(load, kernel, profiled.fit.profile)
+        comparisons.append(Comparison(seed, len(load.requests), live, simulated))
+    whole = Samples()
+    for part in parts:
+        whole = whole.with_those_of(part)
+    return Outcome(rate, fitted(model, whole), comparisons)
 
 
 def findings(comparisons: list[Comparison]) -> list[Finding]:
@@ -243,6 +251,10 @@ def findings(comparisons: list[Comparison]) -> list[Finding]:
     return [
         _finding("throughput", [one.throughput for one in comparisons], THROUGHPUT_LIMIT),
         _finding("p50 TTFT", [one.ttft for one in comparisons], TTFT_LIMIT),
+        *(
+            _finding(f"{name}'s", [one.ttft_of(name) for one in comparisons], TTFT_LIMIT)
+            for name in sorted(flow[0].name for flow in FLOWS)
+        ),
     ]
 
 

@@ -101,7 +101,7 @@ def kernel(steps: int, repeat: int, *, as_json: bool) -> None:
 @live_options
 @click.option("--rate", type=AMOUNT, default=6.0, show_default=True, help="Last requests a second.")
 @click.option(
-    "--seconds", type=AMOUNT, default=30.0, show_default=True, help="Time in which requests arrive."
+    "--seconds", type=AMOUNT, default=15.0, show_default=True, help="Time in which requests arrive."
 )
 @json_option
 def step_time(
@@ -130,17 +130,17 @@ def step_time(
 @bench.command()
 @live_options
 @click.option(
-    "--seconds", type=AMOUNT, default=30.0, show_default=True, help="Time in which requests arrive."
+    "--seconds", type=AMOUNT, default=15.0, show_default=True, help="Time in which requests arrive."
 )
 @click.option(
     "--load", type=AMOUNT, default=2.0, show_default=True, help="Rate over what can be served."
 )
 @click.option("--rate", type=AMOUNT, help="Requests a second.  [default: from --load]")
 @click.option(
-    "--repeat", type=COUNT, default=3, show_default=True, help="Comparisons; the median counts."
+    "--repeat", type=COUNT, default=5, show_default=True, help="Comparisons; the median counts."
 )
 @click.option(
-    "--profile-seconds", type=AMOUNT, default=110.0, show_default=True, help="For the profile."
+    "--profile-seconds", type=AMOUNT, default=150.0, show_default=True, help="For the profile."
 )
 @json_option
 def reality(
