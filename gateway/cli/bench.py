@@ -101,7 +101,7 @@ def kernel(steps: int, repeat: int, *, as_json: bool) -> None:
 @live_options
 @click.option("--rate", type=AMOUNT, default=6.0, show_default=True, help="Last requests a second.")
 @click.option(
-    "--seconds", type=AMOUNT, default=15.0, show_default=True, help="Time in which requests arrive."
+    "--seconds", type=AMOUNT, default=30.0, show_default=True, help="Time in which requests arrive."
 )
 @json_option
 def step_time(
