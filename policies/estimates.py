@@ -1,6 +1,6 @@
 """Running estimates: how fast queued work drains, and what preempted work comes back beside."""
 
-MOVES_FADING = 0.95  # of what steps waited for, a step that moves
+MOVES_FADING = 0.98  # of what steps waited for, a step that moves
 COMPANY_WEIGHT = 0.02  # of a sequence that came back, in the means of what it came back beside
 
 
@@ -51,18 +51,28 @@ class Company:
 
 
 class MoveStalls:
-    """How long steps wait for a block of KV that they move, as a fading mean in nanoseconds."""
+    """How long steps wait for a block of KV that they bring back, as a fading mean, and what they
+
+    take beside that which moves may overlap, as a running mean. Nanoseconds.
+    """
 
     def __init__(self) -> None:
         self._stalls = 0.0
         self._blocks = 0.0
+        self._seen = 0
+        self.rest = 0.0
 
     def observe(self, blocks: int, stall: float) -> None:
-        """A step moves so many blocks, either way, and waits `stall` nanoseconds for them."""
+        """A step brings so many blocks back, and waits `stall` nanoseconds for them."""
         self._stalls = MOVES_FADING * self._stalls + stall
         self._blocks = MOVES_FADING * self._blocks + blocks
 
+    def observe_rest(self, rest: float) -> None:
+        """A step that waits for its moves takes `rest` nanoseconds longer than they do."""
+        self._seen += 1
+        self.rest += max(1 - MOVES_FADING, 1 / self._seen) * (rest - self.rest)
+
     @property
     def per_block(self) -> float:
-        """Nanoseconds a block and way; 0 before anything was moved."""
+        """Nanoseconds a block; 0 before anything was brought back."""
         return max(0.0, self._stalls / self._blocks) if self._blocks else 0.0

@@ -6,7 +6,7 @@ from engine.core.admission import admit_waiters
 from engine.core.draft import DraftPlan
 from engine.core.growth import make_room_for_someone, plan_decodes
 from engine.core.plan import StepPlan
-from engine.core.preemption_cost import note_company
+from engine.core.preemption_cost import note_company, price_moves
 from engine.core.relief import relieve_lag
 from engine.core.slices import bill_slice, extend_prefills, plan_prefills
 from engine.core.state import Flight, KernelState
@@ -26,6 +26,7 @@ def plan(state: KernelState, now: int) -> StepPlan | None:
     while draft.empty and not state.flights and _someone_may_run(state, now):
         draft = _draft(state, now)
     if draft.empty:
+        price_moves(state, None)
         return None
     return _launch(state, draft, now)
 
@@ -65,6 +66,7 @@ def _launch(state: KernelState, draft: DraftPlan, now: int) -> StepPlan:
     if draft.prefills:
         note_company(state, draft.prefills)
     step = draft.compose(state.next_step, batch, state.left, state.transfers)
+    price_moves(state, step)
     state.left.clear()
     state.transfers.clear()
     state.host.settle()

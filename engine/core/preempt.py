@@ -1,7 +1,7 @@
 """Taking running work back: its slot alone (pause), or its KV too (swap to the host, recompute)."""
 
 from engine.core.plan import Transfer
-from engine.core.preemption_cost import recompute_cost, swap_cost
+from engine.core.preemption_cost import recompute_cost
 from engine.core.rework import incur
 from engine.core.sequence import Sequence, State
 from engine.core.state import KernelState
@@ -37,7 +37,7 @@ def preempt(
     if was_running:
         state.leave_batch(victim)
     mode = mode_for(state, victim.computed)
-    predicted = _predicted(state, mode, victim.computed, beneficiary)
+    predicted = recompute_cost(state, victim.computed) if mode is PreemptMode.RECOMPUTE else 0
     moved = _swap_out(state, victim) if mode is PreemptMode.SWAP else 0
     lost = 0 if moved else victim.computed
     freed = state.release_blocks(victim)
@@ -85,14 +85,6 @@ def mode_for(state: KernelState, computed: int) -> PreemptMode:
     return PreemptMode.SWAP if wanted == "swap" or cheaper else PreemptMode.RECOMPUTE
 
 
-def _predicted(
-    state: KernelState, mode: PreemptMode, computed: int, beneficiary: Sequence | None
-) -> int:
-    if mode is PreemptMode.RECOMPUTE:
-        return recompute_cost(state, computed)
-    return swap_cost(state, state.ledger.blocks_for(computed), beneficiary)
-
-
 def _wait_again(state: KernelState, victim: Sequence, now: int) -> None:
     state.waiting.count(victim)
     state.queue(victim, now)
@@ -122,17 +114,18 @@ def _report(
     predicted: int = 0,
 ) -> None:
     payer = victim.flow if beneficiary is None else beneficiary.flow
-    state.emit(
-        SequencePreempted(
-            now=now,
-            sequence=victim.id,
-            reason=reason,
-            beneficiary=None if beneficiary is None else beneficiary.id,
-            billed=payer.path,
-            tokens_lost=lost,
-            blocks_freed=freed,
-            mode=mode,
-            swapped_blocks=moved,
-            predicted_cost=predicted,
-        )
+    event = SequencePreempted(
+        now=now,
+        sequence=victim.id,
+        reason=reason,
+        beneficiary=None if beneficiary is None else beneficiary.id,
+        billed=payer.path,
+        tokens_lost=lost,
+        blocks_freed=freed,
+        mode=mode,
+        swapped_blocks=moved,
+        predicted_cost=predicted,
     )
+    if moved:
+        state.leaving.append((len(state.events), event))
+    state.emit(event)

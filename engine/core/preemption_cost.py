@@ -1,11 +1,12 @@
 """What a preemption will cost the device, in nanoseconds: KV computed again, or moved twice."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from engine.core.draft import PrefillRow
-from engine.core.sequence import Sequence
+from engine.core.plan import StepPlan
 from engine.core.state import KernelState
-from engine.core.step_work import stall
+from engine.core.step_work import stall, work_of
 from policies.step_time import StepWork
 
 
@@ -46,23 +47,22 @@ def _lengthened(state: KernelState, positions: int, other: int) -> float:
     return seconds * 1e9
 
 
-def swap_cost(state: KernelState, blocks: int, beneficiary: Sequence | None = None) -> int:
-    """By how much moving so many blocks out and back lengthens the steps that do it.
+def price_moves(state: KernelState, plan: StepPlan | None) -> None:
+    """Enter into this plan's preemptions by how much moving their KV out and back lengthens steps.
 
-    Out, by what the link takes beyond the next step's computation, after other moves of that step.
-    Back, by as much as coming back did lately: that depends on who comes back in the same step.
+    What the step computes beside a move, and so how long it waits, depends on the newcomers that
+    the room lets in, and is known only once it is planned (`plan` is None if nothing could be). Of
+    its wait each victim has a share by blocks. The way back costs as much as it did lately: that
+    depends on who else comes back in the same step.
     """
-    block, overlap = state.config.host_block_ns, state.config.host_overlap
-    decodes, context = _decodes(state)
-    entering = {s.id: s for s in (*state.entitled, beneficiary) if s is not None and s.slot < 0}
-    prompt = sum(len(s.tokens) for s in entering.values() if not s.computed)
-    back = [s.computed for s in entering.values() if s.computed]
-    work = StepWork(prompt, prompt * prompt / 2, decodes + len(back), context + sum(back))
-    computing = state.step_time.predict(work) * 1e9
-    before = len(state.transfers)
-    out = stall((before + blocks) * block, computing, overlap=overlap)
-    out -= stall(before * block, computing, overlap=overlap)
-    return round(out + blocks * state.move_stalls.per_block)
+    if not state.leaving:
+        return
+    out = len(state.transfers)
+    computing = 0.0 if plan is None else state.step_time.predict(work_of(plan)) * 1e9
+    each = stall(state, out, computing) / out + state.move_stalls.per_block
+    for place, event in state.leaving:
+        state.events[place] = replace(event, predicted_cost=round(event.swapped_blocks * each))
+    state.leaving.clear()
 
 
 def _decodes(state: KernelState) -> tuple[int, int]:

@@ -31,6 +31,7 @@ from telemetry.events import (
     FlowLifted,
     Phase,
     SequenceEnded,
+    SequencePreempted,
     Stall,
 )
 
@@ -60,6 +61,7 @@ class KernelState:
         self.waiting = WaitingRoom(self.tree, config.policy.ordering)
         self.host = HostPool(config.host_blocks)
         self.transfers: list[Transfer] = []  # moves out, for the next plan
+        self.leaving: list[tuple[int, SequencePreempted]] = []  # their place in `events`
         self.sequences: dict[int, Sequence] = {}
         self.by_task: dict[tuple[str, str], dict[int, Sequence]] = {}
         self.tombstones = Tombstones(config.max_tombstones, config.tombstone_ttl)

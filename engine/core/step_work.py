@@ -41,19 +41,26 @@ def _note_moves(state: KernelState, plan: StepPlan, seconds: float) -> None:
     """A step moved KV, before its computation or beside it: what coming back held it up by."""
     out = sum([transfer.to_host for transfer in plan.transfers])
     back = len(plan.transfers) - out
-    if not back:
-        return
     computing = state.step_time.predict(work_of(plan)) * 1e9
-    block, overlap = state.config.host_block_ns, state.config.host_overlap
-    held_up = block * max(out, back)
+    moving = state.config.host_block_ns * max(out, back)
+    held_up, overlap = moving, state.config.host_overlap
     if overlap:
-        held_up = seconds * 1e9 - computing if held_up > NEARLY * computing else 0.0
-    state.move_stalls.observe(back, held_up - stall(out * block, computing, overlap=overlap))
+        if moving > computing:
+            state.move_stalls.observe_rest(seconds * 1e9 - moving)
+        held_up = seconds * 1e9 - computing if moving > NEARLY * computing else 0.0
+    if back:
+        state.move_stalls.observe(back, held_up - stall(state, out, computing))
 
 
-def stall(moving: float, computing: float, *, overlap: bool) -> float:
-    """By how much moves of so long hold up a step that computes for so long."""
-    return max(0.0, moving - computing) if overlap else moving
+def stall(state: KernelState, blocks: int, computing: float) -> float:
+    """By how much moves of so many blocks hold up a step that takes so long without any.
+
+    With overlap they run beside the computation, but not beside the rest of the step.
+    """
+    moving = blocks * state.config.host_block_ns
+    if not state.config.host_overlap:
+        return moving
+    return max(0.0, moving + state.move_stalls.rest - computing)
 
 
 def keep_tpot(state: KernelState, draft: DraftPlan) -> None:

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from engine.core.plan import Transfer
-from engine.core.preemption_cost import recompute_cost, swap_cost
+from engine.core.preemption_cost import recompute_cost
+from engine.core.step_work import stall
 from engine.sim.profile import A10G_LLAMA2_7B, CostProfile, HostLink
+from loadgen.meter import ReworkMeter
 from policies.config import PolicyConfig
 from policies.estimates import Company, MoveStalls
 from telemetry.events import PreemptMode, SequencePreempted
@@ -20,8 +21,10 @@ def crowded(profile: CostProfile = A10G_LLAMA2_7B, **changes) -> World:
     policy = PolicyConfig(preemption="swap" if "host_blocks" in changes else "recompute")
     kernel = {"num_blocks": 40, "kv_reserve": 0.0, "prefix_cache": False, "policy": policy}
     world = World(config(**(kernel | changes)), profile=profile)
-    for number in range(40):
+    for number in range(40):  # prompts alone and beside decodes
         world.submit("past", 20 + number % 9, 5)
+        world.step()
+        world.submit("past", 20 + number % 7, 5)
         world.run()
     for tenant in "abcd":
         world.submit(tenant, 60, 200)
@@ -46,36 +49,31 @@ def test_the_prediction_stands_in_the_event():
     assert all(event.predicted_cost > 0 for event in taken)
 
 
-@pytest.mark.parametrize(("overlap", "least", "most"), [(False, 5, 10), (True, 0, 0)])
-def test_moves_cost_what_steps_waited_for_them(overlap, least, most):
-    """Before the computation a block costs its time each way, or half where one goes out as another
-
-    comes in; beside the computation nothing while it fits.
-    """
-    link = HostLink(overlap=overlap)
-    one_way = 1e9 * 16 * link.bytes_per_token / link.bytes_per_second
-    world = crowded(
-        replace(A10G_LLAMA2_7B, link=link),
-        host_blocks=100,
-        host_block_ns=one_way,
-        host_overlap=overlap,
-    )
-    assert {event.mode for event in world.of(SequencePreempted)} == {PreemptMode.SWAP}
-    predicted = swap_cost(world.scheduler._state, 5)
-    assert least * one_way <= predicted <= most * one_way + 1
+@pytest.mark.parametrize("overlap", [False, True])
+def test_moves_are_predicted_to_cost_what_steps_wait_for_them(overlap):
+    """Whoever goes out or comes back in one step, and beside whatever else it computes."""
+    link = HostLink(bytes_per_second=12e8, overlap=overlap)
+    meter = ReworkMeter(replace(A10G_LLAMA2_7B, link=link))
+    block = 1e9 * 16 * link.bytes_per_token / link.bytes_per_second
+    world = crowded(meter, host_blocks=100, host_block_ns=block, host_overlap=overlap)
+    for number in range(60):
+        world.submit("abcd"[number % 4], 60 + number % 7, 100)
+    world.run()
+    taken = world.of(SequencePreempted)
+    assert {event.mode for event in taken} == {PreemptMode.SWAP}
+    assert meter.swap_stall > 10 * block
+    predicted = sum(event.predicted_cost for event in taken)
+    assert predicted == pytest.approx(meter.swap_stall, rel=0.1)
 
 
-def test_moving_out_costs_what_does_not_fit_beside_the_step():
-    block = 10.0 * MS
-    world = crowded(host_blocks=100, host_block_ns=block, host_overlap=True)
+def test_what_a_step_computes_hides_moves_and_what_else_it_takes_does_not():
+    world = crowded(host_blocks=100, host_block_ns=1.0 * MS, host_overlap=True)
     state = world.scheduler._state
+    assert stall(state, 10, 20.0 * MS) == 0
+    assert stall(state, 30, 20.0 * MS) == pytest.approx(10 * MS, rel=0.01)
     state.move_stalls = MoveStalls()
-    assert state.batch.running == 0
-    computing = A10G_LLAMA2_7B.decode_base * MS
-    assert swap_cost(state, 1) == 0
-    assert swap_cost(state, 10) == pytest.approx(10 * block - computing, rel=0.1)
-    state.transfers.extend([Transfer(0, 0, to_host=True)] * 10)  # the step waits for these anyway
-    assert swap_cost(state, 10) == 10 * block
+    state.move_stalls.observe_rest(2.0 * MS)
+    assert stall(state, 30, 20.0 * MS) == pytest.approx(12 * MS)
 
 
 def test_company_is_remembered():
@@ -94,3 +92,6 @@ def test_what_moves_held_up_counts_for_each_block():
     assert stalls.per_block == 0
     stalls.observe(10, 500.0)
     assert stalls.per_block == 50.0
+    for rest in (3.0, 1.0):
+        stalls.observe_rest(rest)
+    assert stalls.rest == 2.0
