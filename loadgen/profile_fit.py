@@ -23,7 +23,7 @@ LEAST_STEPS = 6  # that a piece is fitted to
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Steps of one shape: median seconds in the executor and of the host's work between steps.
+    """Steps of one shape: mean seconds in the executor and of the host's work between steps.
 
     `host` is None where the steps came after idleness.
     """

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 
@@ -250,18 +250,18 @@ def _order(item: tuple[Key, list[Step]]) -> tuple[int, int, int]:
 
 
 def _summary(steps: list[Step]) -> Measured:
-    """Medians of steps of nearly one shape."""
+    """Steps of nearly one shape, as a mean: a run lasts as long as all its steps, slow ones too."""
     hosts = [step.host for step in steps if step.host is not None]
     shapes = [step.shape for step in steps]
     return Measured(
         shape=StepShape(
             prefill_tokens=shapes[0].prefill_tokens,
-            prefill_context=round(median(shape.prefill_context for shape in shapes)),
+            prefill_context=round(fmean(shape.prefill_context for shape in shapes)),
             decode_sequences=shapes[0].decode_sequences,
-            context_tokens=round(median(shape.context_tokens for shape in shapes)),
+            context_tokens=round(fmean(shape.context_tokens for shape in shapes)),
         ),
-        device=median(step.device for step in steps),
-        host=median(hosts) if hosts else None,
+        device=fmean(step.device for step in steps),
+        host=fmean(hosts) if hosts else None,
         steps=len(steps),
     )
 

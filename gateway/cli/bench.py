@@ -130,17 +130,17 @@ def step_time(
 @bench.command()
 @live_options
 @click.option(
-    "--seconds", type=AMOUNT, default=15.0, show_default=True, help="Time in which requests arrive."
+    "--seconds", type=AMOUNT, default=8.0, show_default=True, help="Time in which requests arrive."
 )
 @click.option(
     "--load", type=AMOUNT, default=2.0, show_default=True, help="Rate over what can be served."
 )
 @click.option("--rate", type=AMOUNT, help="Requests a second.  [default: from --load]")
 @click.option(
-    "--repeat", type=COUNT, default=5, show_default=True, help="Comparisons; the median counts."
+    "--repeat", type=COUNT, default=7, show_default=True, help="Comparisons; the median counts."
 )
 @click.option(
-    "--profile-seconds", type=AMOUNT, default=150.0, show_default=True, help="For the profile."
+    "--profile-seconds", type=AMOUNT, default=120.0, show_default=True, help="For the profile."
 )
 @json_option
 def reality(

@@ -43,7 +43,7 @@ def profile(
 
     The engine runs in this process, without HTTP, over a grid of step shapes: prompts, decode
     batches and both together, with short and long contexts. The whole grid is measured at least
-    once and as often as --seconds allow; medians count. The profile is the larger of two linear
+    once and as often as --seconds allow; means count. The profile is the larger of two linear
     pieces plus the host's constant time a step. In a scenario it is used as
     `device.profile = "FILE.json"`.
     """
