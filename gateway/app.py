@@ -18,6 +18,7 @@ from gateway.health import Health
 from gateway.inference import Inference
 from gateway.messages import MessagesShape
 from gateway.models import Models
+from gateway.openapi import OpenApi
 from gateway.state import Gateway
 from gateway.task_state import TaskState
 from gateway.tasks import Tasks
@@ -40,6 +41,7 @@ def build_app(gateway: Gateway) -> Starlette:
             Route("/health", health.health),
             Route("/ready", health.ready),
             Route("/metrics", health.metrics),
+            Route("/openapi.json", OpenApi().document),
         ],
         middleware=[Middleware(Edge, clock=gateway.clock)],
         exception_handlers={HTTPException: _raise_ours},

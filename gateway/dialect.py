@@ -3,7 +3,7 @@
 The reasons, waits and facts are the same in all of them; `gateway.errors` holds that table.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -31,6 +31,10 @@ class Dialect(Protocol):
         """The body of an error; a stream sends it as an event."""
         ...
 
+    def error_schema(self, codes: Sequence[str]) -> dict[str, object]:
+        """The JSON schema of the body of an error that has one of `codes`."""
+        ...
+
     def event(self, value: Mapping[str, object]) -> bytes:
         """One server-sent event."""
         ...
@@ -54,6 +58,9 @@ class OpenAI:
     ) -> dict[str, object]:
         named = {"message": error.message, "type": error.row.type}
         return {"error": {**named, "param": error.param, "code": error.row.code, **facts}}
+
+    def error_schema(self, codes: Sequence[str]) -> dict[str, object]:
+        return _object(error=_object(message=_TEXT, type=_TEXT, param={}, code={"enum": codes}))
 
     def event(self, value: Mapping[str, object]) -> bytes:
         return b"data: " + orjson.dumps(value) + b"\n\n"
@@ -93,8 +100,20 @@ class Anthropic:
             "request_id": request_id,
         }
 
+    def error_schema(self, codes: Sequence[str]) -> dict[str, object]:
+        error = _object(type=_TEXT, message=_TEXT, param={}, code={"enum": codes})
+        return _object(type={"const": "error"}, error=error, request_id=_TEXT)
+
     def event(self, value: Mapping[str, object]) -> bytes:
         return b"event: %b\ndata: %b\n\n" % (str(value["type"]).encode(), orjson.dumps(value))
+
+
+_TEXT = {"type": "string"}
+
+
+def _object(**members: object) -> dict[str, object]:
+    """The JSON schema of an object that has at least these members."""
+    return {"type": "object", "required": list(members), "properties": members}
 
 
 OPENAI = OpenAI()

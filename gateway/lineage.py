@@ -10,7 +10,8 @@ from gateway.errors import ApiError, Reason
 from telemetry.lineage import Lineage
 from telemetry.secrets import holds_key
 
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+=-]{0,127}", re.ASCII)
+ID_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._:@+=-]{0,127}"
+_ID = re.compile(ID_PATTERN, re.ASCII)
 _RULE = (
     "must be 1 to 128 characters out of A-Z a-z 0-9 . _ : @ + = -, start with one of A-Z a-z 0-9, "
     "and hold no API key"

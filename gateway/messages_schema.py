@@ -13,6 +13,7 @@ from gateway.wire import (
     MAX_STOPS,
     ModelId,
     Stop,
+    TextPart,
     Tokens,
     Wire,
     parse,
@@ -49,9 +50,18 @@ def _joined(where: str) -> Callable[[Any], str]:
     return join
 
 
+class TextBlock(TextPart):
+    """As a part of OpenAI's messages, but with further members that may ask for nothing."""
+
+
 class Turn(Wire):
     role: Literal["user", "assistant", "system"]
-    content: Annotated[str, BeforeValidator(_joined("messages[].content"))]
+    content: Annotated[
+        str,
+        BeforeValidator(
+            _joined("messages[].content"), json_schema_input_type=str | list[TextBlock]
+        ),
+    ]
 
     @model_validator(mode="before")
     @classmethod
@@ -65,7 +75,9 @@ class MessagesRequest(Wire):
     model: ModelId
     max_tokens: Tokens
     messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
-    system: Annotated[str, BeforeValidator(_joined("system"))] = ""
+    system: Annotated[
+        str, BeforeValidator(_joined("system"), json_schema_input_type=str | list[TextBlock])
+    ] = ""
     stop_sequences: Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)] = Field(
         default_factory=list
     )

@@ -11,6 +11,7 @@ from gateway.wire import (
     MAX_STOPS,
     ModelId,
     Stop,
+    TextPart,
     Tokens,
     Wire,
     invalid,
@@ -80,6 +81,11 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 
 
+Content = str | Annotated[list[TextPart], Field(min_length=1)]
+Stops = Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)]
+Prompt = str | list[TokenId] | Annotated[list[str | list[TokenId]], Field(max_length=1)]
+
+
 class StreamOptions(Wire):
     include_usage: bool = False
 
@@ -91,7 +97,7 @@ class StreamOptions(Wire):
 
 class Message(Wire):
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_joined_text)]
+    content: Annotated[str, BeforeValidator(_joined_text, json_schema_input_type=Content)]
 
     @model_validator(mode="before")
     @classmethod
@@ -120,11 +126,17 @@ class GenerationParameters(Wire):
     repetition_penalty: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] = 1.0
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
-    logit_bias: Annotated[tuple[tuple[TokenId, Bias], ...], BeforeValidator(_bias_pairs)] = ()
+    logit_bias: Annotated[
+        tuple[tuple[TokenId, Bias], ...],
+        BeforeValidator(
+            _bias_pairs,
+            json_schema_input_type=Annotated[dict[str, Bias], Field(max_length=MAX_BIASES)],
+        ),
+    ] = ()
     seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
-    stop: Annotated[
-        list[Stop], Field(max_length=MAX_STOPS, fail_fast=True), BeforeValidator(_stop_list)
-    ] = Field(default_factory=list)
+    stop: Annotated[Stops, BeforeValidator(_stop_list, json_schema_input_type=Stop | Stops)] = (
+        Field(default_factory=list)
+    )
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS, fail_fast=True)] = (
         Field(default_factory=list)
     )
@@ -177,7 +189,7 @@ class ChatRequest(GenerationParameters):
 class CompletionRequest(GenerationParameters):
     """`prompt` as a list is not checked token by token: its length has to be known to fit first."""
 
-    prompt: Annotated[str | list[Any], BeforeValidator(_one_prompt)]
+    prompt: Annotated[str | list[Any], BeforeValidator(_one_prompt, json_schema_input_type=Prompt)]
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
 
     @property

@@ -1,6 +1,6 @@
 """What the wire's request models share: the base, the bounds, and refusals that name the fault."""
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -21,6 +21,13 @@ ModelId = Annotated[str, Field(min_length=1, max_length=256)]
 
 class Wire(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class TextPart(Wire):
+    """The only kind of content: what lists of it are joined to is a string."""
+
+    type: Literal["text"]
+    text: str
 
 
 WireT = TypeVar("WireT", bound=Wire)

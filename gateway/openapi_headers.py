@@ -1,0 +1,71 @@
+"""The headers that callers may send and that answers carry, for the OpenAPI document."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from gateway.deadlines import FURTHEST_MS
+from gateway.lineage import ID_PATTERN
+
+Json = dict[str, Any]
+
+_ID: Json = {"type": "string", "pattern": f"^{ID_PATTERN}$"}
+_TIME: Json = {"type": "integer", "minimum": 1, "maximum": FURTHEST_MS}
+_TEXT: Json = {"type": "string"}
+
+# Of every operation.
+COMMON: dict[str, tuple[Json, str]] = {
+    "x-request-id": (_ID, "Name of the call, echoed; one is made up if it is left out."),
+}
+# Of calls to a model.
+GENERATION: dict[str, tuple[Json, str]] = {
+    "x-task-id": (_ID, "The task that the call belongs to; may be cancelled as a whole."),
+    "x-run-id": (_ID, "The run of the task."),
+    "x-attempt-id": (_ID, "The attempt of the run; one of several may be committed."),
+    "x-deadline": (_TEXT, "The instant after which the answer is worth nothing: RFC 3339 or ms."),
+    "x-timeout-ms": (_TIME, "The time that is left for the answer."),
+    "x-first-token-deadline": (_TEXT, "The instant by which the answer must have begun."),
+    "x-first-token-timeout-ms": (_TIME, "The time that is left until the answer must have begun."),
+    "idempotency-key": (_TEXT, "Names the call when it is sent again."),
+    "x-stainless-retry-count": (_TEXT, "How often stock clients have sent the call before."),
+    "traceparent": (_TEXT, "W3C's: the caller's span, of which the call becomes a child."),
+    "tracestate": (_TEXT, "W3C's."),
+    "baggage": (_TEXT, "W3C's: watermaster.task, .run and .attempt stand for the x-...-id."),
+}
+ANTHROPIC: dict[str, tuple[Json, str]] = {
+    "anthropic-version": (_TEXT, "Accepted, and changes nothing."),
+    "anthropic-beta": (_TEXT, "Accepted, and changes nothing."),
+}
+
+ANSWERS: dict[str, tuple[Json, str]] = {
+    "x-request-id": (_TEXT, "Name of the call, also in traces and in explanations."),
+    "x-server-time": ({"type": "integer"}, "The server's clock, in Unix milliseconds."),
+}
+REFUSALS: dict[str, tuple[Json, str]] = {
+    "retry-after": ({"type": "integer"}, "Seconds after which to try again."),
+    "retry-after-ms": ({"type": "integer"}, "The same in milliseconds."),
+    "x-should-retry": ({"enum": ["false"]}, "There where trying again is pointless."),
+    "www-authenticate": ({"const": "Bearer"}, "With 401."),
+}
+
+
+def parameters() -> Json:
+    """All headers of requests, by name, for others to refer to."""
+    sent = {**COMMON, **GENERATION, **ANTHROPIC}
+    return {
+        name: {"name": name, "in": "header", "schema": schema, "description": text}
+        for name, (schema, text) in sent.items()
+    }
+
+
+def headers() -> Json:
+    """All headers of answers, by name, for others to refer to."""
+    carried = {**ANSWERS, **REFUSALS}
+    return {name: {"schema": schema, "description": t} for name, (schema, t) in carried.items()}
+
+
+def refer_parameters(names: Iterable[str]) -> list[Json]:
+    return [{"$ref": f"#/components/parameters/{name}"} for name in names]
+
+
+def refer_headers(names: Iterable[str]) -> Json:
+    return {name: {"$ref": f"#/components/headers/{name}"} for name in names}

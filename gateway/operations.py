@@ -1,0 +1,246 @@
+"""What each route is for, takes, answers and refuses: the table behind the OpenAPI document.
+
+A test holds it to the routes that are mounted.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway import openapi_headers as headers
+from gateway.dialect import MESSAGES_PATH
+from gateway.errors import TABLE, Reason
+from telemetry.events import Cause
+
+Json = dict[str, Any]
+Refusal = Reason | Cause
+
+_KEYED = frozenset({Reason.BAD_KEY, Reason.STORE_UNAVAILABLE})
+_TENANTS = _KEYED | {Reason.SCOPE}
+_BODY = frozenset(
+    {
+        Reason.INVALID_JSON,
+        Reason.INVALID_VALUE,
+        Reason.UNKNOWN_PARAMETER,
+        Reason.BODY_TIMEOUT,
+        Reason.BODY_TOO_LARGE,
+    }
+)
+_ELSEWHERE = frozenset(
+    {
+        Reason.NOT_FOUND,
+        Reason.METHOD_NOT_ALLOWED,
+        Reason.COMMIT_CONFLICT,
+        Reason.ALREADY_EXISTS,
+        Reason.KEY_NOT_ACTIVE,
+    }
+)
+_GENERATION = frozenset(TABLE) - _ELSEWHERE
+_VALUE = frozenset({Reason.INVALID_VALUE})
+_ABSENT = frozenset({Reason.NOT_FOUND})
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """`members` are those that every successful JSON answer has; `text` if it is none.
+
+    `body` names a schema of `gateway.openapi_bodies`. `key` is whose key it needs, if any's.
+    """
+
+    method: str
+    path: str
+    summary: str
+    members: tuple[str, ...] = ()
+    status: int = 200
+    body: str | None = None
+    body_optional: bool = False
+    key: str | None = "tenant"
+    refusals: frozenset[Refusal] = _TENANTS
+    headers: Mapping[str, tuple[Json, str]] = field(default_factory=dict)
+    query: Mapping[str, tuple[Json, str]] = field(default_factory=dict)
+    streams: bool = False
+    text: str | None = None
+
+    @property
+    def codes(self) -> frozenset[Refusal]:
+        return self.refusals | {Reason.INTERNAL}
+
+
+def _generation(path: str, summary: str, body: str, *members: str, **more: Any) -> Operation:
+    return Operation(
+        "POST",
+        path,
+        summary,
+        members,
+        body=body,
+        refusals=_GENERATION,
+        headers={**headers.GENERATION, **more},
+        streams=True,
+    )
+
+
+def _cancel(path: str) -> Operation:
+    return Operation(
+        "DELETE",
+        path,
+        "Cancel everything under it, running and yet to come.",
+        ("object", "task", "cancelled"),
+        refusals=_TENANTS | _VALUE,
+    )
+
+
+def _probe(path: str, summary: str, *members: str, **more: Any) -> Operation:
+    refusals = more.pop("refusals", frozenset())
+    return Operation("GET", path, summary, members, key=None, refusals=refusals, **more)
+
+
+def _admin(
+    method: str,
+    path: str,
+    summary: str,
+    members: Iterable[str],
+    refusals: Iterable[Refusal] = (),
+    **more: Any,
+) -> Operation:
+    all_refusals = _KEYED | set(refusals) | (_BODY if "body" in more else set())
+    path = f"/admin{path}"
+    return Operation(
+        method, path, summary, tuple(members), key="admin", refusals=all_refusals, **more
+    )
+
+
+_TASK = "/v1/tasks/{task}"
+_RUN = f"{_TASK}/runs/{{run}}"
+_ATTEMPT = f"{_RUN}/attempts/{{attempt}}"
+_TENANT, _KEY = "/tenants/{tenant}", "/keys/{key}"
+_TENANT_MEMBERS = ("id", "weight", "disabled", "created")
+_KEY_MEMBERS = ("public_id", "tenant", "scopes", "models", "expires", "disabled", "revoked")
+_ENDED = frozenset({Reason.NOT_FOUND, Reason.KEY_NOT_ACTIVE})
+_PAGE = {
+    "limit": ({"type": "integer", "minimum": 1, "maximum": 100}, "Most tenants in the answer."),
+    "after": ({"type": "string"}, "Only tenants whose ids come after this one."),
+}
+
+OPERATIONS: tuple[Operation, ...] = (
+    _generation(
+        "/v1/chat/completions",
+        "Continue a conversation; OpenAI's.",
+        "ChatRequest",
+        *("id", "object", "created", "model", "choices", "usage"),
+    ),
+    _generation(
+        "/v1/completions",
+        "Continue a text; OpenAI's.",
+        "CompletionRequest",
+        *("id", "object", "created", "model", "choices", "usage"),
+    ),
+    _generation(
+        MESSAGES_PATH,
+        "Continue a conversation; Anthropic's.",
+        "MessagesRequest",
+        *("id", "type", "role", "model", "content", "stop_reason", "usage"),
+        **headers.ANTHROPIC,
+    ),
+    Operation("GET", "/v1/models", "List the models that the key may use.", ("object", "data")),
+    Operation(
+        "GET",
+        "/v1/models/{model}",
+        "Show one model.",
+        ("id", "object", "created", "owned_by", "context_length"),
+        refusals=_TENANTS | {Reason.MODEL_NOT_FOUND},
+    ),
+    Operation(
+        "GET",
+        _TASK,
+        "Tell how one's own task stands.",
+        ("object", "task", "committed", "states", "causes", "usage", "sequences"),
+        refusals=_TENANTS | _VALUE | _ABSENT,
+    ),
+    _cancel(_TASK),
+    _cancel(_RUN),
+    _cancel(_ATTEMPT),
+    _cancel(f"{_ATTEMPT}/requests/{{request}}"),
+    Operation(
+        "POST",
+        f"{_TASK}/commit",
+        "Declare the attempt that has won, and cancel the others.",
+        ("object", "task", "attempt", "committed"),
+        body="CommitRequest",
+        refusals=_TENANTS | _BODY | {Reason.COMMIT_CONFLICT},
+    ),
+    Operation(
+        "GET",
+        "/v1/requests/{request}/explain",
+        "Tell where the time of one's own call went.",
+        ("object", "request", "sequences"),
+        refusals=_TENANTS | _VALUE | _ABSENT,
+    ),
+    _admin(
+        "GET",
+        "/tenants",
+        "List tenants, a page at a time.",
+        ("object", "data", "next"),
+        _VALUE,
+        query=_PAGE,
+    ),
+    _admin(
+        "POST",
+        "/tenants",
+        "Add a tenant.",
+        _TENANT_MEMBERS,
+        {Reason.ALREADY_EXISTS},
+        body="NewTenant",
+        status=201,
+    ),
+    _admin("GET", _TENANT, "Show a tenant.", _TENANT_MEMBERS, _ABSENT),
+    _admin(
+        "PATCH",
+        _TENANT,
+        "Change the settings that are named; null takes one back.",
+        _TENANT_MEMBERS,
+        _ABSENT,
+        body="TenantSettings",
+        body_optional=True,
+    ),
+    _admin("GET", f"{_TENANT}/keys", "List the tenant's keys.", ("object", "data"), _ABSENT),
+    _admin(
+        "POST",
+        f"{_TENANT}/keys",
+        "Issue a key; `key` is told this once.",
+        ("key", *_KEY_MEMBERS),
+        _ABSENT,
+        body="NewKey",
+        body_optional=True,
+        status=201,
+    ),
+    _admin("GET", _KEY, "Show a key.", _KEY_MEMBERS, _ABSENT),
+    _admin(
+        "PATCH",
+        _KEY,
+        "Change the rights of a key, disable or enable it.",
+        _KEY_MEMBERS,
+        _ENDED,
+        body="KeyChanges",
+        body_optional=True,
+    ),
+    _admin(
+        "POST",
+        f"{_KEY}/rotate",
+        "Issue a key with the same rights; the old one works a while longer.",
+        ("key", *_KEY_MEMBERS),
+        _ENDED,
+        body="Rotation",
+        body_optional=True,
+        status=201,
+    ),
+    _admin("POST", f"{_KEY}/revoke", "End a key for good.", _KEY_MEMBERS, _ABSENT),
+    _probe("/health", "Whether the process is worth keeping; 503 if not.", "status", "models"),
+    _probe(
+        "/ready",
+        "Whether new work is taken, and how the store is.",
+        *("status", "models", "store"),
+        refusals=frozenset({Cause.DRAINING, Reason.ENGINE_NOT_READY}),
+    ),
+    _probe("/metrics", "Prometheus' page.", text="text/plain"),
+    _probe("/openapi.json", "This document.", *("openapi", "info", "paths", "components")),
+)
