@@ -8,6 +8,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.admin import Admin
+from gateway.backpressure import Backpressure
 from gateway.chat import ChatShape
 from gateway.completions import CompletionShape
 from gateway.dialect import MESSAGES_PATH
@@ -34,6 +35,7 @@ def build_app(gateway: Gateway) -> Starlette:
             Route(MESSAGES_PATH, Inference(gateway, MessagesShape()), methods=["POST"]),
             Route("/v1/models", models.list),
             Route("/v1/models/{model:path}", models.one),
+            Route("/v1/backpressure", Backpressure(gateway), methods=["GET"]),
             Route("/v1/tasks/{task}", TaskState(gateway).task),
             *Tasks(gateway).routes(),
             *Admin(gateway).routes(),

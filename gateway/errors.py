@@ -154,6 +154,13 @@ TABLE: Mapping[Cause | Reason, Row] = {
         "The deadline cannot be met; allow more time, or ask again when a time is given.",
         Retry.AFRESH,
     ),
+    Cause.RELEGATED: Row(
+        429,
+        "rate_limit_error",
+        "deadline_infeasible",
+        "The deadline could no longer be met while the request waited, so it was given up.",
+        Retry.AFRESH,
+    ),
     Cause.CANCELLED: Row(499, "cancelled", "cancelled", "The request was cancelled.", Retry.NEVER),
     Cause.TASK_CANCELLED: Row(
         499, "cancelled", "cancelled", "The task was cancelled; use a new task id.", Retry.NEVER
@@ -246,13 +253,6 @@ TABLE: Mapping[Cause | Reason, Row] = {
     ),
     Cause.DEADLINE: Row(
         504, "timeout_error", "deadline_exceeded", "The deadline passed.", Retry.NEVER
-    ),
-    Cause.RELEGATED: Row(
-        504,
-        "timeout_error",
-        "deadline_exceeded",
-        "The deadline could no longer be met, so no work was begun.",
-        Retry.NEVER,
     ),
     Cause.FIRST_TOKEN_DEADLINE: Row(
         504,

@@ -4,6 +4,7 @@ No framework cancels a handler that is not writing, so we watch `receive()` ours
 """
 
 import asyncio
+from contextlib import suppress
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -31,6 +32,13 @@ class Hangup:
     async def wait(self) -> None:
         """Return once the connection is gone."""
         await self._gone.wait()
+
+    async def within(self, seconds: float) -> bool:
+        """Whether the connection is gone, or goes in that time; returns once it is."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._gone.wait()
+        return self.happened
 
     def cancels(self, work: Cancellable) -> None:
         """Cancel `work` when the caller hangs up, at once if that already happened."""

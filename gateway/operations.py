@@ -151,6 +151,15 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         "GET",
+        "/v1/backpressure",
+        "Tell how one's own tenant stands with each model; as a stream, whenever that changes.",
+        ("object", "tenant", "draining", "models"),
+        refusals=_TENANTS | {Reason.INVALID_HEADER, Reason.TENANT_BUSY, Reason.SERVER_BUSY},
+        headers={name: headers.GENERATION[name] for name in ("x-task-id", "x-run-id", "baggage")},
+        streams=True,
+    ),
+    Operation(
+        "GET",
         _TASK,
         "Tell how one's own task stands.",
         ("object", "task", "committed", "states", "causes", "usage", "sequences"),

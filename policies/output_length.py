@@ -7,6 +7,8 @@ far as it got, so dropped and capped sequences do not make outputs look short.
 
 from bisect import bisect_left
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -174,6 +176,13 @@ class OutputLengths:
             found = history.estimate(self.overall().hazard)
             self._estimates[tenant] = found
         return found
+
+    @contextmanager
+    def only_looking(self) -> Iterator[None]:
+        """Estimates made inside are not kept: a tenant's holds what was then known of all."""
+        kept = dict(self._estimates)
+        yield
+        self._estimates = kept
 
     def overall(self) -> LengthEstimate:
         """What is believed of all outputs of the model together."""

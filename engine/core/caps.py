@@ -25,7 +25,7 @@ HALF = 0.5  # of what a queue may hold, to which promises may leave it empty
 
 
 @dataclass(frozen=True, slots=True)
-class _Queue:
+class Queue:
     """The queue below one node of the flow tree, what it may hold, and what the newcomer's tenant
 
     was promised.
@@ -65,6 +65,27 @@ def make_place(state: KernelState, submit: Submit, probe: Sequence, now: int) ->
         _make_place_in(state, queue, submit, probe, now, held_back=held_back)
 
 
+def wait_for_place(
+    state: KernelState, submit: Submit, tenant: Flow, probe: Sequence, now: int
+) -> int | None:
+    """Nanoseconds that a fresh arrival of `tenant` would be told to wait for a full queue.
+
+    None if it would be taken in. Nothing changes by asking.
+    """
+    own, everyone = _queues(state, submit, tenant)
+    for queue in (own, everyone):
+        held_back = _held_back(state, queue, own, submit, now)
+        full = held_back or not queue.holds(submit, Tally())
+        if full and who_gives_way(state, probe, queue.node, queue.tokens) is None:
+            return _full(state, queue, submit).retry_after
+    return None
+
+
+def own_queue(state: KernelState, submit: Submit, tenant: Flow) -> Queue:
+    """The queue of `tenant`, as a submission of its own would find it."""
+    return _queues(state, submit, tenant)[0]
+
+
 def is_there(state: KernelState, submit: Submit, since: int) -> bool:
     """Whether the queues have room for one who has stood in line `since` it was refused.
 
@@ -85,18 +106,18 @@ def is_there(state: KernelState, submit: Submit, since: int) -> bool:
     return all(queue.holds(submit, ahead) for queue in _queues(state, submit, tenant))
 
 
-def _queues(state: KernelState, submit: Submit, tenant: Flow) -> tuple[_Queue, _Queue]:
+def _queues(state: KernelState, submit: Submit, tenant: Flow) -> tuple[Queue, Queue]:
     """The queue of a newcomer's tenant, and that of the engine."""
     config, waiting, held = state.config, state.waiting, state.promises.tally(tenant.path)
     assert tenant.parent is not None  # the root
-    own = _Queue(
+    own = Queue(
         tenant,
         waiting.below(tenant.path),
         held,
         submit.queue_requests or config.tenant_queued_requests,
         submit.queue_tokens or config.tenant_queued_tokens,
     )
-    everyone = _Queue(
+    everyone = Queue(
         tenant.parent, waiting.total, held, config.max_queued_requests, config.max_queued_tokens
     )
     return own, everyone
@@ -104,7 +125,7 @@ def _queues(state: KernelState, submit: Submit, tenant: Flow) -> tuple[_Queue, _
 
 def _make_place_in(
     state: KernelState,
-    queue: _Queue,
+    queue: Queue,
     submit: Submit,
     probe: Sequence,
     now: int,
@@ -122,7 +143,7 @@ def _make_place_in(
         displace(state, victim, probe, queue.tokens, wait, now)
 
 
-def _held_back(state: KernelState, queue: _Queue, own: _Queue, submit: Submit, now: int) -> bool:
+def _held_back(state: KernelState, queue: Queue, own: Queue, submit: Submit, now: int) -> bool:
     """Whether a fresh arrival has to leave the room there is to promised returns.
 
     What is due later may still be drained by then, so promises nobody comes back for leave the
@@ -135,7 +156,7 @@ def _held_back(state: KernelState, queue: _Queue, own: _Queue, submit: Submit, n
     )
 
 
-def _needed(state: KernelState, queue: _Queue, submit: Submit, now: int) -> Tally:
+def _needed(state: KernelState, queue: Queue, submit: Submit, now: int) -> Tally:
     """Room that must be free now for promised returns to find a place when each is due."""
     mean = queue.mean_tokens(submit)
     place = places_seconds(state, queue.node, 1, mean)
@@ -148,7 +169,7 @@ def _needed(state: KernelState, queue: _Queue, submit: Submit, now: int) -> Tall
     return needed
 
 
-def _full(state: KernelState, queue: _Queue, submit: Submit) -> Refusal:
+def _full(state: KernelState, queue: Queue, submit: Submit) -> Refusal:
     owner = "the tenant's queue" if queue.node.path else "the server's queue"
     backlog, held, count = queue.backlog, queue.held, len(submit.sequences)
     promised = f", and {held.sequences} places in it are promised" if held.sequences else ""
@@ -167,7 +188,7 @@ def _full(state: KernelState, queue: _Queue, submit: Submit) -> Refusal:
     )
 
 
-def _wait(state: KernelState, queue: _Queue, submit: Submit, sequences: int, tokens: int) -> int:
+def _wait(state: KernelState, queue: Queue, submit: Submit, sequences: int, tokens: int) -> int:
     """Nanoseconds until that much of a queue is gone."""
     if not state.outlook.ready:
         return UNKNOWN_WAIT

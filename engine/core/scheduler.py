@@ -13,6 +13,8 @@ from engine.core.config import KernelConfig
 from engine.core.outputs import OutputBatch
 from engine.core.plan import StepPlan, StepResult
 from engine.core.preempt import preempt
+from engine.core.pressure import Inquiry, Pressure
+from engine.core.pressure import pressure as asked_pressure
 from engine.core.sequence import State
 from engine.core.state import KernelState
 from engine.core.waiting import Backlog
@@ -51,6 +53,10 @@ class Scheduler:
         came into line later standing behind it.
         """
         return is_there(self._state, submit, since)
+
+    def pressure(self, inquiry: Inquiry, now: int) -> Pressure:
+        """How a tenant stands. Nothing changes by asking."""
+        return asked_pressure(self._state, inquiry, now)
 
     def preempt(self, sequence: int, now: int) -> None:
         """Fault injection: take the place of a running sequence; others are left alone."""

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from time import monotonic
 
@@ -12,6 +13,7 @@ from engine.core.config import KernelConfig
 from engine.core.hashing import block_hashes, salt_of
 from engine.core.outputs import Finished, OutputBatch
 from engine.core.plan import IntArray, Sampling
+from engine.core.pressure import Inquiry, Pressure
 from engine.host.command_log import CommandLogConfig
 from engine.host.generation import MAX_BUFFERED_TOKENS, Generation
 from engine.host.worker import AnyExecutor, EngineState, EngineWorker, Load
@@ -133,6 +135,12 @@ class Engine:
     def post(self, command: Command) -> None:
         """Hand a command to the engine; it takes effect before the next step is planned."""
         self._worker.post(command)
+
+    async def pressure(self, inquiry: Inquiry) -> Pressure:
+        """How a tenant stands after the next step, which a hung engine never tells."""
+        answer: asyncio.Future[Pressure] = self._loop.create_future()
+        self._worker.ask(inquiry, partial(self._on_loop, _settle, answer))
+        return await answer
 
     def generate(self, request: GenerationRequest) -> Generation:
         """Ask for `request.n` choices of a prompt. Refusals arrive as the first output."""
@@ -277,3 +285,12 @@ class Engine:
         if state is EngineState.FAILED:
             log.error("engine %s failed: %s", self.name, error)
             self._fail(list(self._streams), error)
+
+
+def _settle(answer: asyncio.Future[Pressure], told: Pressure | Exception) -> None:
+    if answer.done():
+        return  # nobody waits any more
+    if isinstance(told, Exception):
+        answer.set_exception(told)
+    else:
+        answer.set_result(told)

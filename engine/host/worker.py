@@ -15,6 +15,7 @@ from engine.core.executor import Executor
 from engine.core.journal import STOPPED
 from engine.core.loop import EngineLoop, ExecutorFailedError
 from engine.core.outputs import OutputBatch
+from engine.core.pressure import Inquiry, Pressure
 from engine.core.scheduler import Scheduler
 from engine.host.command_log import CommandLog, CommandLogConfig
 from telemetry.clock import NANOSECONDS, Clock
@@ -24,6 +25,7 @@ log = logging.getLogger("watermaster.engine")
 
 RESTART_WINDOW = 600.0  # seconds in which `max_restarts` are counted
 IDLE_WAIT = 1.0  # seconds between looks at the clock while nothing happens
+MOST_ANSWERS = 8  # to those who ask how they stand, in one iteration
 
 AnyExecutor = Executor[Any]
 
@@ -92,6 +94,7 @@ class EngineWorker:
         self._log: CommandLog | None = None
         self._scheduler = Scheduler(config)
         self._mailbox: deque[Command] = deque()
+        self._questions: deque[tuple[Inquiry, Callable[[Pressure | Exception], None]]] = deque()
         self._applying: list[Command] = []
         self._wake = threading.Event()
         self._stopping = False
@@ -104,6 +107,11 @@ class EngineWorker:
     def post(self, command: Command) -> None:
         """Hand over a command; safe from any thread."""
         self._mailbox.append(command)
+        self._wake.set()
+
+    def ask(self, inquiry: Inquiry, answer: Callable[[Pressure | Exception], None]) -> None:
+        """Have `answer` called on the thread after its next iteration; safe from any thread."""
+        self._questions.append((inquiry, answer))
         self._wake.set()
 
     @property
@@ -150,7 +158,9 @@ class EngineWorker:
         worked = loop.iterate(self._applying)
         self.busy_since = None
         self._publish()
-        if not worked and not self._mailbox:
+        if self._questions:
+            self._answer()
+        if not worked and not self._mailbox and not self._questions:
             self._sleep()
 
     def _publish(self) -> None:
@@ -169,6 +179,16 @@ class EngineWorker:
             self._listener.on_events(events)
         if outputs:
             self._listener.on_outputs(outputs)
+
+    def _answer(self) -> None:
+        """Tell those who ask how they stand; whatever goes wrong with that is theirs alone."""
+        for _ in range(min(len(self._questions), MOST_ANSWERS)):
+            inquiry, answer = self._questions.popleft()
+            try:
+                answer(self._scheduler.pressure(inquiry, self._clock.now()))
+            except Exception as error:
+                log.exception("engine %s cannot say how a tenant stands", self._name)
+                answer(error)
 
     def _sleep(self) -> None:
         timeout = IDLE_WAIT

@@ -21,6 +21,7 @@ Answer = dict[str, Any]
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+BACKPRESSURE = "/v1/backpressure"
 # How long a cancellation may take, all tries together.
 CANCEL_WITHIN = 10.0
 
@@ -104,6 +105,11 @@ class AsyncClient:
             pairs = zip(names, requests, strict=True)
             attempts = [partial(attempt, name, body) for name, body in pairs]
             return await first_acceptable(attempts, accept, commit)
+
+    async def backpressure(self) -> Answer:
+        """How the tenant stands with each model: `docs/backpressure.md` says what is in it."""
+        with scope() as own:
+            return dict((await self._exchange("GET", BACKPRESSURE, None, own)).json())
 
     async def cancel(self, task: str, run: str | None = None, attempt: str | None = None) -> None:
         """Stop all work under a task, one of its runs, or one attempt of a run, for good."""

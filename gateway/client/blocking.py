@@ -49,6 +49,9 @@ class Client:
         """`accept` runs on the client's thread and must not call the client."""
         return self._thread.run(self._client.race(requests, accept, within=within))
 
+    def backpressure(self) -> Answer:
+        return self._thread.run(self._client.backpressure())
+
     def cancel(self, task: str, run: str | None = None, attempt: str | None = None) -> None:
         self._thread.run(self._client.cancel(task, run, attempt))
 
