@@ -28,8 +28,9 @@ class ModelSettings(Section):
     cache: Folder | None = None
     """Folder of installed models. Absent: `~/.cache/watermaster`."""
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the model runs; `auto` takes a GPU when there is one."""
+    device: Literal["auto", "cpu", "cuda", "simulated"] = "auto"
+    """Where the model runs; `auto` takes a GPU when there is one. `simulated` runs it nowhere:
+    answers are arbitrary tokens, at once, to try out clients, limits and the gateway itself."""
 
     dtype: Literal["auto", "bf16", "fp32"] = "auto"
     """Number format of weights and KV cache; `auto` is bf16 where the machine multiplies it

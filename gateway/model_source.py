@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from engine.core.config import KernelConfig
-    from engine.runtime.executor import TorchExecutor
+    from engine.host.worker import AnyExecutor
     from engine.runtime.model_config import ModelConfig
     from policies.config import PolicyConfig
 
@@ -31,7 +31,10 @@ class ModelSourceError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model's files and how to compute with them. `revision` changes when the files do."""
+    """A model's files and how to compute with them. `revision` changes when the files do.
+
+    On torch's `meta` device, which holds no data, the model is simulated.
+    """
 
     path: Path
     config: "ModelConfig"
@@ -89,10 +92,14 @@ def kernel_config(
 
 def executor_factory(
     source: ModelSource, kernel: "KernelConfig", threads: int
-) -> Callable[[], "TorchExecutor"]:
+) -> "Callable[[], AnyExecutor]":
     """What the engine thread calls, at start and after a failure: load the model and warm up."""
+    if source.device.type == "meta":
+        from engine.sim.instant import instant_executor
 
-    def build() -> "TorchExecutor":
+        return lambda: instant_executor(kernel)
+
+    def build() -> "AnyExecutor":
         import torch
 
         from engine.runtime.executor import TorchExecutor
@@ -149,6 +156,8 @@ def _device(name: str) -> "torch.device":
 
     if name == "cuda" and not torch.cuda.is_available():
         raise ModelSourceError("model.device is cuda, but torch finds no CUDA device here")
+    if name == "simulated":
+        name = "meta"
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)

@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,16 +29,17 @@ class Server:
 
 
 @contextmanager
-def serving(config: str) -> Iterator[Server]:
+def serving(config: str, variables: Mapping[str, str] | None = None) -> Iterator[Server]:
     """Start `watermaster serve` on a free port with the demo tenants; stop it afterwards.
 
-    `config` is TOML without [store] and the port. Raises RuntimeError with the server's last words
-    if it does not become ready.
+    `config` is TOML without [store] and the port; `variables` go into its environment. Raises
+    RuntimeError with the server's last words if it does not become ready.
     """
     with TemporaryDirectory(prefix="watermaster-bench-") as folder:
         file, log = Path(folder, "watermaster.toml"), Path(folder, "server.log")
         file.write_text(f'{config}\n[store]\ndata_dir = "{folder}/data"\n')
         environment = {k: v for k, v in os.environ.items() if not k.startswith("WATERMASTER_")}
+        environment |= variables or {}
         with log.open("wb") as output:
             server = subprocess.Popen(
                 (*COMMAND, "serve", "--config", str(file), "--port", "0"),

@@ -186,6 +186,27 @@ def reality(
     _print_findings(bench_reality.findings(found), as_json, details)
 
 
+@bench.command()
+@click.option("--seconds", type=AMOUNT, default=4.0, show_default=True, help="Length of each load.")
+@click.option("--repeat", type=COUNT, default=3, show_default=True, help="Runs; the median counts.")
+@json_option
+def gateway(seconds: float, repeat: int, *, as_json: bool) -> None:
+    """What the gateway costs beside a bare endpoint on the same HTTP server.
+
+    Starts a server with a simulated model that answers at once, and a bare JSON and event-stream
+    endpoint on the same uvicorn, uvloop and httptools, each as a process, and calls them in turns
+    in a closed loop: one client and 64, 64 streams, and 64 clients with every request traced.
+    """
+    from loadgen import gateway_bench
+
+    pairs = gateway_bench.measure(seconds, repeat, note)
+    if not as_json:
+        print_table(gateway_bench.HEADER, gateway_bench.rows(pairs))
+        click.echo()
+    details = {"loads": [asdict(pair) for pair in pairs]}
+    _print_findings(gateway_bench.findings(pairs), as_json, details)
+
+
 def _print_findings(findings: "list[Finding]", as_json: bool, details: dict[str, Any]) -> None:
     from loadgen.limits import ROW_HEADER, to_json
 
