@@ -2,10 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, create_model
+from pydantic import Field, WithJsonSchema, create_model
 
 from gateway.wire import Wire
-from tenants.model import INFERENCE, SCOPES
+from tenants.model import INFERENCE, SCOPES, TENANT_PATTERN
 from tenants.settings import SETTINGS, Kind, Setting
 
 MAX_MODELS = 100
@@ -24,6 +24,8 @@ def _field(setting: Setting) -> Any:
     return (kind if setting.required else kind | None, Field(None, description=setting.about))
 
 
+# Checked where all tenants are.
+TenantId = Annotated[str, WithJsonSchema({"type": "string", "pattern": f"^{TENANT_PATTERN}$"})]
 TenantSettings: type[Wire] = create_model(
     "TenantSettings",
     __base__=Wire,
@@ -34,7 +36,10 @@ NewTenant: type[Wire] = create_model(
     "NewTenant",
     __base__=TenantSettings,
     __doc__="A tenant; settings left out are the server's, or no limit.",
-    id=(str, Field(description="1 to 63 of a-z, 0-9, '.', '_', '-'; the first a letter or digit.")),
+    id=(
+        TenantId,
+        Field(description="1 to 63 of a-z, 0-9, '.', '_', '-'; the first a letter or digit."),
+    ),
 )
 
 

@@ -5,7 +5,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 
 from gateway.admin import Admin
 from gateway.backpressure import Backpressure
@@ -52,8 +52,16 @@ def build_app(gateway: Gateway) -> Starlette:
     return app
 
 
-async def _raise_ours(_: Request, error: Exception) -> Response:
+async def _raise_ours(request: Request, error: Exception) -> Response:
     """The router's own refusals, in our shape."""
     assert isinstance(error, HTTPException)
-    reason = Reason.METHOD_NOT_ALLOWED if error.status_code == 405 else Reason.NOT_FOUND
-    raise ApiError(reason, headers=error.headers)
+    if error.status_code != 405:
+        raise ApiError(Reason.NOT_FOUND)
+    raise ApiError(Reason.METHOD_NOT_ALLOWED, headers={"allow": _methods(request)})
+
+
+def _methods(request: Request) -> str:
+    """Those of every route at the path; the router names the first one's only."""
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    at_path = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    return ", ".join(sorted({method for route in at_path for method in route.methods or ()}))

@@ -5,7 +5,11 @@ kernel of its own, and all have to be told the same.
 """
 
 from collections import OrderedDict
+from typing import Annotated
 
+from pydantic import WithJsonSchema
+
+from gateway.lineage import ID_SCHEMA
 from gateway.parameters import by_name, honoured
 from gateway.wire import Wire, parse
 from telemetry.lineage import Scope
@@ -18,9 +22,12 @@ PARAMETERS = by_name(
 )
 
 
+Id = Annotated[str, WithJsonSchema(ID_SCHEMA)]  # checked where all ids are
+
+
 class CommitRequest(Wire):
-    attempt: str
-    run: str | None = None
+    attempt: Id
+    run: Id | None = None
 
     def named(self) -> dict[str, str]:
         """The parts that were given."""

@@ -4,14 +4,16 @@ import re
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from gateway.baggage import KEYS, read_baggage
 from gateway.errors import ApiError, Reason
 from telemetry.lineage import Lineage
 from telemetry.secrets import holds_key
 
-ID_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._:@+=-]{0,127}"
-_ID = re.compile(ID_PATTERN, re.ASCII)
+_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._:@+=-]{0,127}"
+_ID = re.compile(_PATTERN, re.ASCII)
+ID_SCHEMA: dict[str, Any] = {"type": "string", "pattern": f"^{_PATTERN}$"}
 _RULE = (
     "must be 1 to 128 characters out of A-Z a-z 0-9 . _ : @ + = -, start with one of A-Z a-z 0-9, "
     "and hold no API key"

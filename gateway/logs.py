@@ -39,10 +39,14 @@ class _JsonFormatter(_Formatter):
         return json.dumps(entry, ensure_ascii=False, default=str)
 
 
+def formatter(form: Literal["text", "json"]) -> logging.Formatter:
+    return _JsonFormatter() if form == "json" else _Formatter()
+
+
 def set_up(level: str, form: Literal["text", "json"]) -> None:
     """Send every logger of the process to standard error."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonFormatter() if form == "json" else _Formatter())
+    handler.setFormatter(formatter(form))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # Their start and stop messages repeat ours.
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))

@@ -12,8 +12,11 @@ from gateway import openapi_bodies
 from gateway import openapi_headers as headers
 from gateway.dialect import Dialect, dialect_of
 from gateway.errors import TABLE, Row
+from gateway.lineage import ID_SCHEMA
 from gateway.openapi_bodies import REF
 from gateway.operations import OPERATIONS, Operation
+from tenants.keys import PUBLIC_ID_PATTERN
+from tenants.model import TENANT_PATTERN
 
 Json = dict[str, Any]
 
@@ -22,6 +25,11 @@ _ABOUT = (
     "path may answer 404, 405, 408 and 431 for what never became a call, and 503 where too many "
     "connections are open."
 )
+_IN_PATH: Json = {  # the others are ids of calls
+    "model": {"type": "string", "maxLength": 256},
+    "tenant": {"type": "string", "pattern": f"^{TENANT_PATTERN}$"},
+    "key": {"type": "string", "pattern": f"^{PUBLIC_ID_PATTERN}$"},
+}
 _SCHEMES: Json = {
     "tenantBearer": {"type": "http", "scheme": "bearer", "description": "A tenant's key."},
     "tenantHeader": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -77,7 +85,7 @@ def _operation(operation: Operation) -> Json:
 
 def _parameters(operation: Operation) -> list[Json]:
     in_path = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        {"name": name, "in": "path", "required": True, "schema": _IN_PATH.get(name, ID_SCHEMA)}
         for name in re.findall(r"\{(\w+)\}", operation.path)
     ]
     in_query = [

@@ -4,23 +4,23 @@ from collections.abc import Iterable
 from typing import Any
 
 from gateway.deadlines import FURTHEST_MS
-from gateway.lineage import ID_PATTERN
+from gateway.lineage import ID_SCHEMA
 
 Json = dict[str, Any]
 
-_ID: Json = {"type": "string", "pattern": f"^{ID_PATTERN}$"}
 _TIME: Json = {"type": "integer", "minimum": 1, "maximum": FURTHEST_MS}
 _TEXT: Json = {"type": "string"}
 
 # Of every operation.
 COMMON: dict[str, tuple[Json, str]] = {
-    "x-request-id": (_ID, "Name of the call, echoed; one is made up if it is left out."),
+    # Where it names a call to a model it must be an id; elsewhere another is made up.
+    "x-request-id": (_TEXT, "Name of the call, echoed; one is made up if it is left out."),
 }
 # Of calls to a model.
 GENERATION: dict[str, tuple[Json, str]] = {
-    "x-task-id": (_ID, "The task that the call belongs to; may be cancelled as a whole."),
-    "x-run-id": (_ID, "The run of the task."),
-    "x-attempt-id": (_ID, "The attempt of the run; one of several may be committed."),
+    "x-task-id": (ID_SCHEMA, "The task that the call belongs to; may be cancelled as a whole."),
+    "x-run-id": (ID_SCHEMA, "The run of the task."),
+    "x-attempt-id": (ID_SCHEMA, "The attempt of the run; one of several may be committed."),
     "x-deadline": (_TEXT, "The instant after which the answer is worth nothing: RFC 3339 or ms."),
     "x-timeout-ms": (_TIME, "The time that is left for the answer."),
     "x-first-token-deadline": (_TEXT, "The instant by which the answer must have begun."),

@@ -26,6 +26,7 @@ from telemetry import semconv
 from telemetry.clock import Clock
 from telemetry.events import Event, SequenceEnded, SequenceRefused
 from telemetry.lineage import Lineage
+from telemetry.secrets import holds_key
 
 _CLOSE_SECONDS = 3.0
 _MAX_FOLLOWED = 10_000  # sequences whose end is awaited; more only if events were lost
@@ -87,6 +88,12 @@ class RequestTrace:
         """
 
 
+def _carried(headers: Mapping[str, str]) -> dict[str, str]:
+    """The caller's trace context, which goes into spans as it is; without a key pasted into it."""
+    sent = ((name, headers.get(name, "")) for name in ("traceparent", "tracestate"))
+    return {name: value for name, value in sent if not holds_key(value)}
+
+
 class Tracing:
     """Makes and feeds the traces. Used from one event loop; exports on a thread of its own."""
 
@@ -115,7 +122,7 @@ class Tracing:
         offset = self._clock.wall() - self._clock.now()
         span = self._tracer.start_span(
             operation,
-            context=self._propagator.extract(headers, context=Context()),
+            context=self._propagator.extract(_carried(headers), context=Context()),
             kind=SpanKind.SERVER,
             attributes={
                 semconv.OPERATION: operation,

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 _SECRET_ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 _SECRET_LENGTH = 43  # 62 ** 43 > 2 ** 256
-_FORM = re.compile(r"wm-([0-9a-f]{12})-([A-Za-z0-9]{43})")
+PUBLIC_ID_PATTERN = "[0-9a-f]{12}"
+_FORM = re.compile(f"wm-({PUBLIC_ID_PATTERN})-([A-Za-z0-9]{{43}})")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ INFERENCE = "inference"  # whatever a tenant may do
 READ = "read"  # look, and spend nothing
 SCOPES = frozenset({INFERENCE, READ})
 
-_TENANT_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+TENANT_PATTERN = "[a-z0-9][a-z0-9._-]{0,62}"
+_TENANT_ID = re.compile(TENANT_PATTERN)
 _MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,199}")
 _RESERVED = frozenset({"other"})  # the metrics' label for tenants beyond their cap
 _MAX_COUNT = 10**12

@@ -174,6 +174,8 @@ class LiveServer:
         self._socket = socket.create_server(("127.0.0.1", 0))
         # Small, so that a reader who stops is felt soon; connections inherit it.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)
+        # asyncio does it only for sockets that say they are TCP's; bodies would be late.
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.address = self._socket.getsockname()
         self.url = f"http://127.0.0.1:{self.address[1]}"
         self._started: Future[None] = Future()
