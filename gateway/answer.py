@@ -1,6 +1,5 @@
 """Writes a generation out as an answer of any shape, in one piece or as a stream."""
 
-import uuid
 from collections import defaultdict
 from typing import Any
 
@@ -11,6 +10,7 @@ from engine.host.generation import Generation
 from gateway.call import send_json
 from gateway.choices import Choices, Delta
 from gateway.errors import ApiError, from_finished
+from gateway.ids import fresh
 from gateway.shape import Prepared, Shape
 from gateway.sse import EventStream
 from telemetry import semconv
@@ -32,7 +32,7 @@ class Answer:
             prepared.request.stop,
             frozenset(prepared.sampling.stop_token_ids),
         )
-        self._id = f"{shape.id_prefix}{uuid.uuid4().hex}"
+        self._id = fresh(shape.id_prefix)
         self._writer = shape.writer(prepared, self._id, created)
 
     async def whole(self, send: Send) -> None:

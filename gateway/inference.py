@@ -29,6 +29,8 @@ from telemetry.lineage import Lineage
 from telemetry.tracing import RequestTrace
 from tenants.model import INFERENCE, Principal
 
+SHORT_BODY = 1024  # bytes that are read sooner than a worker thread would have woken up
+
 
 @dataclass(frozen=True, slots=True)
 class Admission:
@@ -86,6 +88,8 @@ class Inference:
 
     async def _prepare(self, body: bytes, principal: Principal) -> Prepared:
         gateway, tenant = self._gateway, principal.tenant.id
+        if len(body) <= SHORT_BODY:
+            return prepare(self._shape, body, principal, gateway.models)
         return await gateway.workers.run(
             tenant, prepare, self._shape, body, principal, gateway.models
         )

@@ -1,13 +1,13 @@
 """Cancellation identities and the request id, read from headers or baggage or made up."""
 
 import re
-import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gateway.baggage import KEYS, read_baggage
 from gateway.errors import ApiError, Reason
+from gateway.ids import fresh
 from telemetry.lineage import Lineage
 from telemetry.secrets import holds_key
 
@@ -54,7 +54,7 @@ def check_id(name: str, text: str, reason: Reason = Reason.INVALID_HEADER) -> st
 def request_id(headers: Mapping[str, str]) -> str:
     """The caller's `x-request-id`, or a new one where it is absent or not fit to be echoed."""
     given = headers.get("x-request-id", "")
-    return given if valid_id(given) else f"req-{uuid.uuid4().hex}"
+    return given if valid_id(given) else fresh("req-")
 
 
 def read_ids(headers: Mapping[str, str], request: str, baggage: Iterable[str] = ()) -> Ids:

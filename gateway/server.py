@@ -20,7 +20,7 @@ from engine.host.command_log import CommandLogConfig
 from engine.host.engine import Engine, HostConfig
 from engine.host.registry import EngineRegistry
 from engine.runtime.text.codec import TextCodec
-from gateway import logs
+from gateway import heap, logs
 from gateway.app import build_app
 from gateway.config import ServerSettings, Settings
 from gateway.config_docs import hide_password
@@ -201,6 +201,7 @@ def _http_server(settings: ServerSettings, gateway: Gateway) -> HttpServer:
 
 
 def _announce(settings: Settings, models: list[ServedModel], listener: socket.socket) -> None:
+    heap.settle()
     host, port = listener.getsockname()[:2]
     kernel = models[0].engine.status().config
     logger.info(

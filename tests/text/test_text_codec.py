@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.runtime.text.codec import TextCodec
+from engine.runtime.text.codec import SHORT_TEXT, TextCodec
 from engine.runtime.text.errors import ChatTemplateError, CodecError, EncodingError
 from engine.runtime.text.folder import write_folder
 from engine.runtime.text.gguf_tokenizer import read_gguf
@@ -36,6 +36,15 @@ def change(folder, tmp_path, file: str, edit) -> TextCodec:
     edit(content)
     (tmp_path / file).write_text(json.dumps(content))
     return TextCodec.load(tmp_path)
+
+
+def test_short_and_long_texts_are_encoded_alike(codec):
+    short = codec.encode("hello " * (SHORT_TEXT // 6), add_special=False)
+    long = codec.encode("hello " * (SHORT_TEXT // 6 + 10), add_special=False)
+    assert long[: len(short)] == short
+    assert text_of(codec, long) == b"hello " * (SHORT_TEXT // 6 + 10)
+    with pytest.raises(EncodingError, match="surrogate"):
+        codec.encode("x" * SHORT_TEXT + "\ud800", add_special=False)
 
 
 def text_of(codec: TextCodec, tokens) -> bytes:

@@ -15,6 +15,10 @@ from engine.runtime.text.pieces import token_table
 from engine.runtime.text.source import TokenizerSource
 from engine.runtime.text.template import ChatTemplate
 
+# Characters up to which encode() is called, which keeps the interpreter's lock. The batch call lets
+# other threads run meanwhile, and then waits for them: far longer than a short text takes.
+SHORT_TEXT = 1000
+
 
 class TextCodec:
     """One model's tokenizer and chat template. Immutable, and safe to use from several threads.
@@ -90,7 +94,8 @@ class TextCodec:
 
     def _encode(self, text: str, add_special: bool) -> list[int]:
         try:
-            # The batch call, unlike encode(), lets other threads run meanwhile.
+            if len(text) <= SHORT_TEXT:
+                return self._tokenizer.encode(text, add_special_tokens=add_special).ids
             (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special)
         except (TypeError, UnicodeEncodeError) as error:
             raise EncodingError(
