@@ -1,7 +1,7 @@
 """What path and headers alone tell of one HTTP call, and the ASGI plumbing around it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import orjson
 from starlette.datastructures import Headers
@@ -11,17 +11,19 @@ from gateway.dialect import Dialect, render
 from gateway.errors import ApiError
 
 CALL_KEY = "watermaster.call"
+RawHeaders = list[tuple[bytes, bytes]]
 JSON = (b"content-type", b"application/json")
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`arrived` is in monotonic ns."""
+    """`arrived` is in monotonic ns. `told` gives headers for whatever answer begins."""
 
     request_id: str
     dialect: Dialect
     headers: Headers
     arrived: int
+    told: list[Callable[[], RawHeaders]] = field(default_factory=list)
 
     @staticmethod
     def of(scope: Scope) -> "Call":

@@ -262,7 +262,12 @@ class StoreSettings(Section):
     Valkey is started."""
 
     data_dir: Folder = Path(".watermaster")
-    """Folder of the embedded store and the demo keys."""
+    """Folder of the embedded store, the demo keys, and what this server must find again."""
+
+    lease: Annotated[float, Field(ge=1, le=3600)] = 45.0
+    """Seconds for which a server may go on with its share of tenants' limits while the store is
+    away. The share of a server that is lost with its folder comes back to the others after as
+    long."""
 
     @field_validator("url")
     @classmethod

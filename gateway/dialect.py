@@ -9,7 +9,10 @@ from typing import ClassVar, Protocol
 
 import orjson
 
-from gateway.errors import ApiError, Row, told
+from gateway import limit_headers
+from gateway.errors import ApiError, Retry, Row
+from gateway.limit_headers import Standing
+from gateway.retry_after import headers_of, wait_ms
 
 MESSAGES_PATH = "/v1/messages"
 
@@ -39,6 +42,10 @@ class Dialect(Protocol):
         """One server-sent event."""
         ...
 
+    def limits(self, standings: Sequence[Standing], wall_ms: int) -> list[tuple[bytes, bytes]]:
+        """The headers that tell how a tenant's limits stand at `wall_ms`, Unix milliseconds."""
+        ...
+
 
 class OpenAI:
     """As OpenAI's own API and its stock clients."""
@@ -64,6 +71,13 @@ class OpenAI:
 
     def event(self, value: Mapping[str, object]) -> bytes:
         return b"data: " + orjson.dumps(value) + b"\n\n"
+
+    def limits(
+        self,
+        standings: Sequence[Standing],
+        wall_ms: int,  # noqa: ARG002  # resets are told as durations
+    ) -> list[tuple[bytes, bytes]]:
+        return limit_headers.openai(standings)
 
 
 class Anthropic:
@@ -107,6 +121,9 @@ class Anthropic:
     def event(self, value: Mapping[str, object]) -> bytes:
         return b"event: %b\ndata: %b\n\n" % (str(value["type"]).encode(), orjson.dumps(value))
 
+    def limits(self, standings: Sequence[Standing], wall_ms: int) -> list[tuple[bytes, bytes]]:
+        return limit_headers.anthropic(standings, wall_ms)
+
 
 _TEXT = {"type": "string"}
 
@@ -136,5 +153,22 @@ class Rendered:
 
 def render(error: ApiError, dialect: Dialect, request_id: str) -> Rendered:
     """Status, headers and body of `error` for a caller of `dialect`."""
-    facts, headers = told(error)
+    facts, headers = _told(error)
     return Rendered(dialect.status(error.row), headers, dialect.error(error, facts, request_id))
+
+
+def _told(error: ApiError) -> tuple[dict[str, object], list[tuple[bytes, bytes]]]:
+    """The facts of `error` and its headers, with when to come back where that is known."""
+    row = error.row
+    facts = dict(error.facts)
+    headers = [(name.encode(), value.encode("latin-1")) for name, value in error.headers.items()]
+    known = row.retry is Retry.AFRESH and error.retry_after is not None
+    if row.retry is Retry.LATER or known:
+        wait = wait_ms(error.retry_after, row.wait_ms, promised=error.promised)
+        facts["retry_after_ms"] = wait
+        headers += headers_of(wait, again=row.retry is Retry.LATER)
+    elif row.retry is not Retry.UNSAID:
+        headers.append((b"x-should-retry", b"false"))
+    if error.closes:
+        headers.append((b"connection", b"close"))
+    return facts, headers

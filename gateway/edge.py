@@ -52,6 +52,7 @@ class _Answer:
         self._send = send
         self._request = call.request_id.encode()
         self._id_headers = call.dialect.id_headers
+        self._told = call.told
         self._clock = clock
         self.started = False
 
@@ -63,5 +64,6 @@ class _Answer:
                 *message.get("headers", ()),
                 *((name, self._request) for name in self._id_headers),
                 (b"x-server-time", now),
+                *(header for source in self._told for header in source()),
             ]
         await self._send(message)

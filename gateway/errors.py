@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 
 from engine.core.outputs import Finished
-from gateway.retry_after import headers_of, predicted, wait_ms
+from gateway.retry_after import predicted
 from telemetry.events import Cause
 from telemetry.secrets import masked
 
@@ -51,6 +51,9 @@ class Reason(StrEnum):
     KEY_NOT_ACTIVE = "key_not_active"
     BODY_TOO_LARGE = "body_too_large"
     TENANT_BUSY = "tenant_busy"
+    RATE_LIMIT = "rate_limit"
+    OVER_LIMIT = "over_limit"
+    QUOTA = "quota"
     SERVER_BUSY = "server_busy"
     ENGINE_NOT_READY = "engine_not_ready"
     STORE_UNAVAILABLE = "store_unavailable"
@@ -132,6 +135,27 @@ TABLE: Mapping[Cause | Reason, Row] = {
         "rate_limit_exceeded",
         "Too many requests of this tenant are open; retry after the time given.",
         Retry.LATER,
+    ),
+    Reason.RATE_LIMIT: Row(
+        429,
+        "rate_limit_error",
+        "rate_limit_exceeded",
+        "A limit of this tenant is reached; retry after the time given.",
+        Retry.LATER,
+    ),
+    Reason.OVER_LIMIT: Row(
+        429,
+        "rate_limit_error",
+        "rate_limit_exceeded",
+        "The request alone is more than a limit of this tenant allows; ask for less.",
+        Retry.NEVER,
+    ),
+    Reason.QUOTA: Row(
+        429,
+        "insufficient_quota",
+        "insufficient_quota",
+        "A budget of this tenant is used up.",
+        Retry.AFRESH,
     ),
     Cause.QUEUE_FULL: Row(
         429,
@@ -311,20 +335,3 @@ def from_finished(finished: Finished, usage: Mapping[str, object]) -> ApiError:
         retry_after=finished.retry_after,
         promised=finished.promised,
     )
-
-
-def told(error: ApiError) -> tuple[dict[str, object], list[tuple[bytes, bytes]]]:
-    """The facts of `error` and its headers, with when to come back where that is known."""
-    row = error.row
-    facts = dict(error.facts)
-    headers = [(name.encode(), value.encode("latin-1")) for name, value in error.headers.items()]
-    known = row.retry is Retry.AFRESH and error.retry_after is not None
-    if row.retry is Retry.LATER or known:
-        wait = wait_ms(error.retry_after, row.wait_ms, promised=error.promised)
-        facts["retry_after_ms"] = wait
-        headers += headers_of(wait, again=row.retry is Retry.LATER)
-    elif row.retry is not Retry.UNSAID:
-        headers.append((b"x-should-retry", b"false"))
-    if error.closes:
-        headers.append((b"connection", b"close"))
-    return facts, headers

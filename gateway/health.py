@@ -35,6 +35,7 @@ class Health:
     async def metrics(self, _: Request) -> Response:
         """The Prometheus page."""
         page = self._gateway.metrics() + self._gateway.access.health.metrics()
+        page += self._gateway.quota.metrics()
         return Response(page, media_type="text/plain; version=0.0.4")
 
     def _states(self) -> dict[str, str]:

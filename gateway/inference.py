@@ -17,6 +17,7 @@ from gateway.flows import flow_of
 from gateway.generate import prepare
 from gateway.hangup import Hangup
 from gateway.lineage import read_ids
+from gateway.quota import Ticket
 from gateway.returns import Return, read_return
 from gateway.routing import Router
 from gateway.shape import Prepared, Shape
@@ -56,13 +57,15 @@ class Inference:
         trace = gateway.tracing.start(self._shape.operation, call.headers, call.arrived)
         try:
             admission = await self._admit(call)
-            with gateway.slots.hold(admission.principal.tenant.id):
+            tenant = admission.principal.tenant
+            call.told.append(lambda: gateway.quota.headers(tenant, call.dialect))
+            with gateway.slots.hold(tenant.id), await gateway.quota.open(tenant) as ticket:
                 body = await read_body(
                     call.headers, receive, limits.max_body_bytes, limits.body_timeout
                 )
                 async with Hangup(receive) as hangup:
                     prepared = await self._prepare(body, admission.principal)
-                    await self._serve(prepared, admission, trace, hangup, scope, send)
+                    await self._serve(prepared, admission, ticket, trace, hangup, scope, send)
         except ApiError as error:
             trace.finish(call.dialect.status(error.row), error=error.row.code)
             raise
@@ -98,13 +101,14 @@ class Inference:
         self,
         prepared: Prepared,
         admission: Admission,
+        ticket: Ticket,
         trace: RequestTrace,
         hangup: Hangup,
         scope: Scope,
         send: Send,
     ) -> None:
         request = _request(prepared, admission, self._gateway.limits.domain)
-        placed = await self._router.place(prepared, request, admission.principal, hangup)
+        placed = await self._router.place(prepared, request, admission.principal, hangup, ticket)
         prepared, generation = placed.prepared, placed.generation
         _describe(trace, prepared, placed.request)
         trace.follow(generation.sequences)

@@ -9,6 +9,7 @@ from engine.host.worker import EngineState
 from gateway.errors import ApiError, Reason
 from gateway.generate import prepare_for
 from gateway.hangup import Hangup
+from gateway.quota import Ticket
 from gateway.shape import Prepared, Shape
 from gateway.state import ServedModel
 from gateway.workers import Workers
@@ -34,34 +35,46 @@ class Router:
         self._workers = workers
 
     async def place(
-        self, prepared: Prepared, request: GenerationRequest, principal: Principal, hangup: Hangup
+        self,
+        prepared: Prepared,
+        request: GenerationRequest,
+        principal: Principal,
+        hangup: Hangup,
+        ticket: Ticket,
     ) -> Placed:
         """Ask the engine, and the fallback's if the first cannot meet the deadline.
 
-        Raises ApiError 503 while the engine is not ready.
+        Raises ApiError 429 for a limit, 503 while the engine is not ready.
         """
+        await _cover(ticket, prepared)
         fallback = _fallback(prepared, request, principal)
         choice = OnInfeasible.ROUTE if fallback else _without_route(prepared, request)
-        first = self._ask(prepared, replace(request, on_infeasible=choice), hangup)
+        first = _ask(prepared, replace(request, on_infeasible=choice), hangup, ticket)
         if fallback is None:
             return first
         try:
             refusal = await first.generation.refusal()
             if refusal is None or refusal.cause is not Cause.DEADLINE_INFEASIBLE:
                 return first
-            return await self._ask_instead(fallback, first, principal, hangup)
+            return await self._ask_instead(fallback, first, principal, hangup, ticket)
         except BaseException:
             first.generation.cancel(Cause.DISCONNECTED)  # nothing goes on computing for nobody
             raise
 
     async def _ask_instead(
-        self, fallback: ServedModel, first: Placed, principal: Principal, hangup: Hangup
+        self,
+        fallback: ServedModel,
+        first: Placed,
+        principal: Principal,
+        hangup: Hangup,
+        ticket: Ticket,
     ) -> Placed:
         asked = first.prepared.request
         try:
             other = await self._workers.run(
                 principal.tenant.id, prepare_for, fallback, self._shape, asked, principal
             )
+            await _cover(ticket, other)
         except ApiError:  # it cannot answer this call at all, say for its smaller context
             return first
         again = replace(
@@ -71,12 +84,19 @@ class Router:
             sampling=other.sampling,
             on_infeasible=OnInfeasible.REJECT,
         )
-        return self._ask(other, again, hangup)
+        return _ask(other, again, hangup, ticket)
 
-    def _ask(self, prepared: Prepared, request: GenerationRequest, hangup: Hangup) -> Placed:
-        generation = _generate(prepared.model.engine, request)
-        hangup.cancels(generation)
-        return Placed(prepared, request, generation)
+
+async def _cover(ticket: Ticket, prepared: Prepared) -> None:
+    output = prepared.request.n * prepared.max_tokens
+    await ticket.cover(len(prepared.prompt), output, prepared.model.price)
+
+
+def _ask(prepared: Prepared, request: GenerationRequest, hangup: Hangup, ticket: Ticket) -> Placed:
+    generation = _generate(prepared.model.engine, request)
+    hangup.cancels(generation)
+    ticket.follow(generation, prepared.model.price)
+    return Placed(prepared, request, generation)
 
 
 def _generate(engine: Engine, request: GenerationRequest) -> Generation:

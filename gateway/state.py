@@ -8,6 +8,7 @@ from engine.runtime.text.codec import TextCodec
 from gateway.commits import Commits
 from gateway.deadlines import TaskDeadlines
 from gateway.history import History
+from gateway.quota import Quota
 from gateway.slots import Slots
 from gateway.store_access import StoreAccess
 from gateway.workers import Workers
@@ -64,12 +65,14 @@ class Gateway:
     draining: bool = False
     slots: Slots = field(init=False)
     workers: Workers = field(init=False)
+    quota: Quota = field(init=False)
     task_deadlines: TaskDeadlines = field(default_factory=TaskDeadlines)
     commits: Commits = field(default_factory=Commits)
 
     def __post_init__(self) -> None:
         self.slots = Slots(self.limits.max_requests, self.limits.max_tenant_requests)
         self.workers = Workers(self.limits.workers)
+        self.quota = Quota(self.access.leases, self.clock)
 
     @property
     def authenticator(self) -> Authenticator:

@@ -11,6 +11,8 @@ from gateway.store_health import StoreHealth
 from telemetry.clock import Clock
 from tenants.auth import Authenticator
 from tenants.embedded import EmbeddedStoreError, EmbeddedValkey
+from tenants.leases import Leases
+from tenants.replica import Replica, claim
 from tenants.store import Store, StoreUnavailable
 
 STORE_CHECK_SECONDS = 1.0  # known keys go on working meanwhile
@@ -25,19 +27,23 @@ class StoreAccess:
     store: Store
     authenticator: Authenticator
     health: StoreHealth
+    leases: Leases
 
 
 @asynccontextmanager
 async def open_store(settings: StoreSettings, clock: Clock) -> AsyncIterator[StoreAccess]:
     """The configured store, or the embedded one, which stops last unless others use it."""
+    places = settings.data_dir / "replicas"
     if settings.url:
-        async with connected(settings.url, clock) as access:
+        replica = await asyncio.to_thread(claim, places)
+        async with connected(settings.url, clock, replica, settings.lease) as access:
             yield access
         return
     embedded = EmbeddedValkey(settings.data_dir)
     try:
         url = await asyncio.to_thread(embedded.start)
-        async with connected(url, clock, embedded) as access:
+        replica = await asyncio.to_thread(claim, places)
+        async with connected(url, clock, replica, settings.lease, embedded) as access:
             yield access
     finally:
         await asyncio.to_thread(embedded.stop)
@@ -45,14 +51,23 @@ async def open_store(settings: StoreSettings, clock: Clock) -> AsyncIterator[Sto
 
 @asynccontextmanager
 async def connected(
-    url: str, clock: Clock, embedded: EmbeddedValkey | None = None
+    url: str,
+    clock: Clock,
+    replica: Replica,
+    lease: float,
+    embedded: EmbeddedValkey | None = None,
 ) -> AsyncIterator[StoreAccess]:
-    """The store at `url`, followed and watched; `embedded` is started again when it is gone."""
+    """The store at `url`, followed and watched; `embedded` is started again when it is gone.
+
+    What `replica` leases of tenants' limits is good for `lease` seconds without the store.
+    """
     store = await Store.connect(url)
-    access = StoreAccess(store, Authenticator(store, clock), StoreHealth(clock))
+    leases = Leases(store.connection, clock, replica, lease)
+    access = StoreAccess(store, Authenticator(store, clock), StoreHealth(clock), leases)
     tasks = [
         asyncio.create_task(store.follow(access.authenticator.forget)),
         asyncio.create_task(_watch(access, embedded)),
+        asyncio.create_task(leases.run()),
     ]
     try:
         yield access
@@ -60,6 +75,7 @@ async def connected(
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
+        await leases.close()
         await store.close()
 
 

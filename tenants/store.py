@@ -88,6 +88,11 @@ class Store:
             raise
         return store
 
+    @property
+    def connection(self) -> Connection:
+        """For what else is kept in the same store."""
+        return self._connection
+
     async def close(self) -> None:
         await self._connection.close()
 

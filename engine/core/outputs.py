@@ -11,9 +11,10 @@ from telemetry.events import Cause
 class Finished:
     """The end of a sequence. `retry_after` (nanoseconds) is set on transient refusals.
 
-    `cached_tokens` are prompt tokens found in the prefix cache; `output_tokens` those that the
-    caller pays for. `promised`: a place is held for `retry_after`. `forecast` is what was predicted
-    for a request refused because of its deadline.
+    Of the prompt, `processed_tokens` were computed or found in the cache, by any choice of the
+    request, and `cached_tokens` were found; `output_tokens` are those that the caller pays for.
+    `promised`: a place is held for `retry_after`. `forecast` is what was predicted for a request
+    refused because of its deadline.
     """
 
     cause: Cause
@@ -24,6 +25,7 @@ class Finished:
     retry_after: int | None = None
     promised: bool = False
     forecast: Forecast | None = None
+    processed_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -270,6 +270,7 @@ class KernelState:
             cached_tokens=sequence.cached_tokens,
             output_tokens=output_tokens,
             detail=detail,
+            processed_tokens=max(sequence.group.paid, sequence.cached_tokens),
         )
         self.outputs.ended.append((sequence.id, finished))
 

@@ -30,6 +30,8 @@ class Generation:
         self._open = set(sequences)
         self._tokens: list[tuple[int, int, TokenLogprob | None]] = []
         self._ended: dict[int, Finished] = {}
+        self._ends: dict[int, Finished] = {}
+        self._over: Callable[[list[Finished]], None] | None = None
         self._aborted = False
         self._news = asyncio.Event()
 
@@ -44,6 +46,12 @@ class Generation:
         if self._open or self._tokens:
             return None
         return self._ended[self.sequences[0]]
+
+    def when_over(self, callback: Callable[[list[Finished]], None]) -> None:
+        """Call `callback` with all ends once the last sequence has ended, read or not."""
+        self._over = callback
+        if not self._open:
+            callback(list(self._ends.values()))
 
     def finish(self, sequence: int, output_tokens: int) -> None:
         """A stop string was found: keep that many tokens and end with Cause.STOP_STRING."""
@@ -66,7 +74,9 @@ class Generation:
     def push_end(self, sequence: int, finished: Finished) -> None:
         """Called by the engine's hand-off, on the event loop."""
         self._open.discard(sequence)
-        self._ended[sequence] = finished
+        self._ended[sequence] = self._ends[sequence] = finished
+        if self._over and not self._open:
+            self._over(list(self._ends.values()))
         self._news.set()
 
     async def _anything(self) -> None:

@@ -40,6 +40,8 @@ from telemetry.events import Event, SequenceEnded
 from telemetry.metrics import MetricsFold
 from telemetry.tracing import Tracing
 from tenants.model import READ, Tenant
+from tenants.prices import FREE, Price
+from tenants.replica import lonely
 from tenants.store import Store
 
 T = TypeVar("T")
@@ -154,6 +156,7 @@ class LiveServer:
         *,
         fallback: bool = False,
         policy: PolicyConfig = PLAIN,
+        price: Price = FREE,
         replica_of: "LiveServer | None" = None,
     ) -> None:
         self.codec = codec
@@ -166,6 +169,7 @@ class LiveServer:
         self.events = EventLog(100_000)
         self._with_fallback = fallback
         self._policy = policy
+        self._price = price
         self.gateway: Gateway
         self.engine: Engine
         self.store_url = store_url
@@ -304,7 +308,7 @@ class LiveServer:
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         clock = SystemClock()
-        async with connected(self.store_url, clock) as access:
+        async with connected(self.store_url, clock, lonely(), 45.0) as access:
             await self._main_with(access, clock)
 
     async def _main_with(self, access: StoreAccess, clock: SystemClock) -> None:
@@ -358,7 +362,7 @@ class LiveServer:
     def _serve(self, name: str, model: Model, pump: EventPump, log: EventLog) -> ServedModel:
         engine = self._engine(name, model, pump)
         history = History(log, pump.flush)
-        return ServedModel(name, engine, self.codec, history, CONTEXT, 1_700_000_000)
+        return ServedModel(name, engine, self.codec, history, CONTEXT, 1_700_000_000, self._price)
 
     def _engine(self, name: str, model: Model, pump: EventPump) -> Engine:
         kernel = KernelConfig(

@@ -27,7 +27,12 @@ def test_every_cause_is_either_a_completion_or_has_a_row():
 
 def test_every_429_and_503_says_when_to_retry():
     waiting = {reason for reason, row in TABLE.items() if row.status in {429, 503}}
-    waiting -= {Cause.DEADLINE_INFEASIBLE, Cause.RELEGATED}  # may never become feasible
+    waiting -= {
+        Cause.DEADLINE_INFEASIBLE,  # may never become feasible
+        Cause.RELEGATED,
+        Reason.OVER_LIMIT,  # never fits
+        Reason.QUOTA,  # not for the same request; it brings a time of its own
+    }
     assert waiting == {reason for reason, row in TABLE.items() if row.retry is Retry.LATER}
     for reason in waiting:
         headers = headers_of(ApiError(reason))
@@ -47,6 +52,8 @@ def test_every_429_and_503_says_when_to_retry():
         Cause.LOST_RACE,
         Cause.RACE_OVER,
         Reason.COMMIT_CONFLICT,
+        Reason.OVER_LIMIT,
+        Reason.QUOTA,
     ],
 )
 def test_hopeless_work_is_not_resubmitted(cause):

@@ -1,0 +1,111 @@
+"""How limits stand, as headers: OpenAI's, Anthropic's, and the IETF's, which both get.
+
+IETF: draft-ietf-httpapi-ratelimit-headers-10, `RateLimit-Policy` and `RateLimit`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from tenants.limits import Limit, Measure, Window
+
+RawHeaders = list[tuple[bytes, bytes]]
+
+_TOKENS = frozenset({Measure.TOKENS, Measure.INPUT, Measure.OUTPUT})
+_UNITS = {
+    Measure.REQUESTS: "requests",
+    Measure.CONCURRENCY: "concurrent-requests",
+    Measure.INPUT: "tokens",
+    Measure.OUTPUT: "tokens",
+    Measure.TOKENS: "tokens",
+    Measure.MONEY: "nanos",
+}
+_SECONDS = {
+    Window.MINUTE: 60,
+    Window.HOUR: 3600,
+    Window.DAY: 86_400,
+    Window.MONTH: 2_592_000,  # 30 days; they differ, and the reset says it exactly
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How one limit stands; `reset_ms` is how long until all of it can be had."""
+
+    limit: Limit
+    remaining: int
+    reset_ms: int
+
+
+def openai(standings: Sequence[Standing]) -> RawHeaders:
+    """`x-ratelimit-*` for requests and for the tokens that are nearest their end."""
+    headers = _ietf(standings)
+    for kind, measures in (("requests", frozenset({Measure.REQUESTS})), ("tokens", _TOKENS)):
+        nearest = _nearest(standings, measures)
+        if nearest is not None:
+            headers += [
+                (f"x-ratelimit-limit-{kind}".encode(), b"%d" % nearest.limit.amount),
+                (f"x-ratelimit-remaining-{kind}".encode(), b"%d" % nearest.remaining),
+                (f"x-ratelimit-reset-{kind}".encode(), duration(nearest.reset_ms).encode()),
+            ]
+    return headers
+
+
+_ANTHROPIC = (
+    ("requests", frozenset({Measure.REQUESTS})),
+    ("tokens", frozenset({Measure.TOKENS})),
+    ("input-tokens", frozenset({Measure.INPUT})),
+    ("output-tokens", frozenset({Measure.OUTPUT})),
+)
+
+
+def anthropic(standings: Sequence[Standing], wall_ms: int) -> RawHeaders:
+    """`anthropic-ratelimit-*`; resets are instants."""
+    headers = _ietf(standings)
+    for kind, measures in _ANTHROPIC:
+        nearest = _nearest(standings, measures)
+        if nearest is not None:
+            instant = datetime.fromtimestamp((wall_ms + nearest.reset_ms) // 1000 + 1, UTC)
+            reset = instant.strftime("%Y-%m-%dT%H:%M:%SZ")
+            headers += [
+                (f"anthropic-ratelimit-{kind}-limit".encode(), b"%d" % nearest.limit.amount),
+                (f"anthropic-ratelimit-{kind}-remaining".encode(), b"%d" % nearest.remaining),
+                (f"anthropic-ratelimit-{kind}-reset".encode(), reset.encode()),
+            ]
+    return headers
+
+
+def duration(milliseconds: int) -> str:
+    """As OpenAI writes it: `12ms`, `1.5s`, `6m0s`, `24h0m0s`."""
+    if milliseconds < 1000:
+        return f"{milliseconds}ms"
+    minutes, rest = divmod(milliseconds, 60_000)
+    seconds = f"{rest / 1000:g}s"
+    if not minutes:
+        return seconds
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes}m{seconds}" if hours else f"{minutes}m{seconds}"
+
+
+def _nearest(standings: Sequence[Standing], measures: frozenset[Measure]) -> Standing | None:
+    concerned = [standing for standing in standings if standing.limit.measure in measures]
+    return min(concerned, key=lambda standing: standing.remaining, default=None)
+
+
+def _ietf(standings: Sequence[Standing]) -> RawHeaders:
+    if not standings:
+        return []
+    policies = ", ".join([_policy(standing.limit) for standing in standings])
+    limits = ", ".join(
+        [
+            f'"{standing.limit.name}";r={standing.remaining};t={-(-standing.reset_ms // 1000)}'
+            for standing in standings
+        ]
+    )
+    return [(b"ratelimit-policy", policies.encode()), (b"ratelimit", limits.encode())]
+
+
+def _policy(limit: Limit) -> str:
+    seconds = _SECONDS.get(limit.window)
+    window = f";w={seconds}" if seconds else ""
+    return f'"{limit.name}";q={limit.amount};qu="{_UNITS[limit.measure]}"{window}'

@@ -1,0 +1,290 @@
+"""Tenants' limits on this replica: reserve locally, ask the store when short, renew in the back.
+
+One call to the store renews all tenants that need it; while one is under way the next collects.
+With the store away, what is leased may be used until the lease is over, and no more than that.
+"""
+
+import asyncio
+import json
+import logging
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from telemetry.clock import NANOSECONDS, Clock
+from tenants.book import Book, Reservation, Shortage
+from tenants.connection import Connection, StoreUnavailable
+from tenants.limits import Amounts, limits_of
+from tenants.model import Tenant
+from tenants.replica import Replica
+from tenants.slices import Grant, Report
+
+log = logging.getLogger(__name__)
+
+_REPORT = 0.05  # seconds after which the store is told of what was used
+_BEAT = 0.25  # seconds between renewals, in which others learn what is free here
+_AGAIN = 0.02  # seconds until the store is asked again for what others are to give back
+_PATIENCE = 0.6  # seconds that a call waits for that
+_NEWS = 0.1  # seconds that it waits for what others have just given back and not yet reported
+_AWAY = 1.0  # seconds between attempts while the store is away
+_IDLE = 60.0  # seconds after which a tenant's lease is given up
+_KEPT_MS = 32 * 86_400_000  # longer than any window
+
+
+@dataclass(eq=False, slots=True)
+class _Waiter:
+    demand: Amounts
+    since: int
+    answer: "asyncio.Future[Reservation | Shortage]"
+
+    def waits_on(self, shortage: Shortage, now: int) -> bool:
+        """Whether other replicas may still make room."""
+        if shortage.slice.grant.replicas == 1:
+            return False
+        return now - self.since < _ns(_PATIENCE if shortage.elsewhere else _NEWS)
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened so far."""
+
+    exchanges: int = 0
+    failures: int = 0
+    shortages: Counter[str] = field(default_factory=Counter)  # by limit
+
+
+class _Entry:
+    """A tenant's book and the calls that wait for more than it holds."""
+
+    def __init__(self, book: Book) -> None:
+        self.book = book
+        self.waiters: list[_Waiter] = []
+
+    def due(self, now: int) -> bool:
+        """Whether there is something to tell or to ask."""
+        book = self.book
+        urgent = self.waiters or book.changed or book.recalled
+        return bool(urgent) or now - book.renewed >= _ns(_BEAT)
+
+    def idle(self, now: int) -> bool:
+        busy = self.waiters or self.book.in_use or self.book.changed
+        return not busy and now - self.book.used_at > _ns(_IDLE)
+
+    def serve(self, now: int) -> bool:
+        """Answer the waiters; whether some wait on for what others are to give back."""
+        waiting, self.waiters = self.waiters, []
+        for waiter in waiting:
+            if waiter.answer.done():
+                continue
+            taken = self.book.reserve(waiter.demand, now)
+            if isinstance(taken, Shortage) and waiter.waits_on(taken, now):
+                self.waiters.append(waiter)
+            else:
+                waiter.answer.set_result(taken)
+        return bool(self.waiters)
+
+    def fail(self, error: StoreUnavailable) -> None:
+        for waiter in self.waiters:
+            if not waiter.answer.done():
+                waiter.answer.set_exception(StoreUnavailable(str(error)))
+        self.waiters = []
+
+
+class Leases:
+    """Used from one event loop, on which `run` must be running. `lease` is in seconds."""
+
+    def __init__(
+        self, connection: Connection, clock: Clock, replica: Replica, lease: float
+    ) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._replica = replica
+        self._lease = lease
+        self._entries: dict[str, _Entry] = {}
+        self._calls = 0
+        self._work = asyncio.Event()
+        self._alarm: asyncio.TimerHandle | None = None
+        self._away: StoreUnavailable | None = None
+        self.counts = Counts()
+
+    @property
+    def away(self) -> bool:
+        """Whether the store did not answer last time."""
+        return self._away is not None
+
+    def book(self, tenant: Tenant) -> Book | None:
+        """What is known of a tenant's limits, if it has any and used them lately."""
+        entry = self._entries.get(tenant.id)
+        return entry.book if entry else None
+
+    async def reserve(self, tenant: Tenant, demand: Amounts) -> Reservation | Shortage:
+        """Take `demand` from every limit of the tenant, or say which one is short.
+
+        Raises StoreUnavailable when more is needed than is leased and the store is away.
+        """
+        limits = limits_of(tenant)
+        if not limits:
+            return Reservation([])
+        now = self._clock.now()
+        entry = self._entries.get(tenant.id)
+        if entry is None:
+            entry = self._entries[tenant.id] = _Entry(Book(limits, now))
+        entry.book.follow(limits)
+        taken = entry.book.hopeless(demand) or await self._take(entry, demand, now)
+        if isinstance(taken, Shortage):
+            self._count(tenant.id, taken)
+        return taken
+
+    def settle(self, reservation: Reservation, used: Amounts) -> bool:
+        """Give back what was not used; False if that was done before."""
+        settled = reservation.settle(used)
+        if settled:
+            self._wake_in(_REPORT)
+        return settled
+
+    async def run(self) -> None:
+        """Keep the store told, for ever; cancel it to end."""
+        while True:
+            await self._rest()
+            now = self._clock.now()
+            due = {name: entry for name, entry in self._entries.items() if entry.due(now)}
+            if due:
+                await self._exchange(due, leaving=[n for n, e in due.items() if e.idle(now)])
+
+    async def close(self) -> None:
+        """Give up all leases, after `run` has ended."""
+        if self._alarm:
+            self._alarm.cancel()
+        if self._entries:
+            await self._exchange(self._entries, leaving=list(self._entries))
+
+    async def _take(self, entry: _Entry, demand: Amounts, now: int) -> Reservation | Shortage:
+        if not entry.waiters:  # nobody jumps the queue
+            taken = entry.book.reserve(demand, now)
+            if isinstance(taken, Reservation):
+                self._wake_in(_REPORT)
+                return taken
+        if self._away:
+            raise StoreUnavailable(str(self._away))
+        answer: asyncio.Future[Reservation | Shortage] = asyncio.get_running_loop().create_future()
+        entry.waiters.append(_Waiter(demand, now, answer))
+        self._work.set()
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            if answer.done() and not answer.cancelled() and answer.exception() is None:
+                result = answer.result()  # it came while we were being cancelled
+                if isinstance(result, Reservation):
+                    self.settle(result, {})
+            raise
+
+    async def _rest(self) -> None:
+        """Until there is work, or it is time for a sign of life."""
+        pause = _AWAY if self._away else _BEAT
+        try:
+            async with asyncio.timeout(pause if self._entries else None):
+                await self._work.wait()
+        except TimeoutError:
+            pass
+        self._work.clear()
+
+    def _wake_in(self, seconds: float) -> None:
+        if self._alarm is None and not self._away:
+            self._alarm = asyncio.get_running_loop().call_later(seconds, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self._work.set()
+
+    async def _exchange(self, entries: Mapping[str, _Entry], leaving: Collection[str]) -> None:
+        sent = self._clock.now()
+        entries = dict(entries)
+        for name in leaving:
+            entries[name].book.close()
+        try:
+            answers = await self._call(entries, leaving)
+        except StoreUnavailable as error:
+            self._lose(error)
+            return
+        self._find()
+        for (name, entry), grants in zip(entries.items(), answers, strict=True):
+            left = name in leaving
+            entry.book.renew(grants, sent, 0 if left else _ns(self._lease))
+            if left:
+                self._drop(name, entry)
+            elif entry.serve(self._clock.now()) or entry.book.recalled:
+                self._wake_in(_AGAIN)
+
+    def _drop(self, name: str, entry: _Entry) -> None:
+        if entry.waiters or entry.book.changed:
+            self._work.set()  # it was wanted again meanwhile
+        else:
+            del self._entries[name]
+
+    async def _call(
+        self, entries: Mapping[str, _Entry], leaving: Collection[str]
+    ) -> list[list[Grant]]:
+        self._calls += 1
+        books = [
+            json.dumps(
+                [
+                    self._calls,
+                    name in leaving,
+                    [_row(r) for r in entry.book.report([w.demand for w in entry.waiters])],
+                ]
+            )
+            for name, entry in entries.items()
+        ]
+        lease, kept = str(round(self._lease * 1000)), str(_KEPT_MS)
+        answers = await self._connection.run(
+            "lease",
+            [f"wm:limits:{name}" for name in entries],
+            [self._replica.name, self._replica.place, lease, kept, *books],
+        )
+        self.counts.exchanges += 1
+        return [[_grant(row) for row in rows] for rows in answers]
+
+    def _lose(self, error: StoreUnavailable) -> None:
+        if self._away is None:
+            log.warning("limits go on from what is leased, for up to %g s: %s", self._lease, error)
+        self._away = error
+        self.counts.failures += 1
+        for entry in self._entries.values():
+            entry.fail(error)
+
+    def _find(self) -> None:
+        if self._away is not None:
+            log.info("the store is back: limits are renewed")
+        self._away = None
+
+    def _count(self, tenant: str, shortage: Shortage) -> None:
+        name = shortage.slice.limit.name
+        self.counts.shortages[name] += 1
+        log.debug("tenant %s is short of %s", tenant, name)
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * NANOSECONDS)
+
+
+def _row(report: Report) -> list[object]:
+    """In the order of FIELDS in the script."""
+    limit = report.limit
+    return [
+        limit.name,
+        limit.window,
+        limit.amount,
+        report.need,
+        report.spare,
+        report.using,
+        report.charged,
+        report.acknowledged_charged,
+        report.refunded,
+        report.acknowledged_refunded,
+        report.start,
+    ]
+
+
+def _grant(row: list[int]) -> Grant:
+    held, used, idle, start, ends_in, recalled, replicas = row
+    return Grant(held, used, idle, start, ends_in, bool(recalled), replicas)

@@ -1,0 +1,70 @@
+"""Who this process is among the replicas: the successor of the one that held its place before.
+
+A place is a locked file, which the system frees however a process ends. Whoever gets the place
+knows that its former holder is dead, and takes its leases over at once instead of waiting for them
+to expire.
+"""
+
+import fcntl
+import logging
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+_PLACES = 64  # processes that share a folder
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """`name` is unique among all processes ever; it begins with `place`, its predecessors' too."""
+
+    place: str
+    name: str
+
+
+def claim(folder: Path) -> Replica:
+    """Take the first free place in `folder`, until this process ends.
+
+    Without a folder that can be written to there is nobody to succeed, which is logged.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for number in range(_PLACES):
+            place = _take(folder / f"{number}.lock")
+            if place:
+                return _in(place)
+        log.warning("all %d places in %s are taken", _PLACES, folder)
+    except OSError as error:
+        log.warning("%s cannot be used (%s): leases outlive a crash", folder, error.strerror)
+    return lonely()
+
+
+def lonely() -> Replica:
+    """One without a predecessor."""
+    return _in(_new_place())
+
+
+def _in(place: str) -> Replica:
+    return Replica(place, place + secrets.token_hex(8))
+
+
+def _new_place() -> str:
+    return f"{secrets.token_hex(8)}."
+
+
+def _take(path: Path) -> str | None:
+    """The place's name, if nobody has it; the lock is kept by leaving the file open."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        return None
+    place = os.read(file, 64).decode("ascii", "replace")
+    if not place:
+        place = _new_place()
+        os.write(file, place.encode())
+    return place

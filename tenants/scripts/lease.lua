@@ -1,0 +1,170 @@
+-- Renew what one replica holds of the limits of several tenants.
+-- What was used and what all replicas hold never exceed a limit together.
+-- KEYS: one book for each tenant.
+-- ARGV: replica, the beginning of its predecessors' names (they are dead), milliseconds that the
+--       lease lasts, milliseconds that a book is kept unused,
+--       then for each tenant JSON: {number of the call, whether to leave, slices}, each slice
+--       {limit's name, window, limit, need, spare, using, charged, known, refunded, known, start}.
+-- Returns for each tenant nothing for a call that was overtaken by a later one, else for each
+-- slice {held, used, idle elsewhere, start of its window, ms until it ends, whether others are
+-- short, number of replicas}.
+local REPLICA, FORMER, LEASE, KEPT = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+local WANTED = 1000 -- ms that a replica's need is known to the others
+local SECOND, MINUTE, HOUR, DAY = 1000, 60000, 3600000, 86400000
+local time = redis.call('TIME')
+local now = time[1] * SECOND + math.floor(time[2] / 1000)
+
+-- The day (since 1970) on which the month of `day` begins; after Howard Hinnant's
+-- "chrono-Compatible Low-Level Date Algorithms", civil_from_days.
+local function month_start(day)
+  local z = day + 719468
+  local doe = z % 146097
+  local yoe = math.floor((doe - math.floor(doe / 1460) + math.floor(doe / 36524)
+    - math.floor(doe / 146096)) / 365)
+  local doy = doe - (365 * yoe + math.floor(yoe / 4) - math.floor(yoe / 100))
+  local month = math.floor((5 * doy + 2) / 153)
+  return day - (doy - math.floor((153 * month + 2) / 5))
+end
+
+-- Start and end of the window that we are in; 0 where it has none.
+local function window_of(name)
+  if name == 'hour' then
+    return now - now % HOUR, now - now % HOUR + HOUR
+  elseif name == 'day' then
+    return now - now % DAY, now - now % DAY + DAY
+  elseif name == 'month' then
+    local first = month_start(math.floor(now / DAY))
+    return first * DAY, month_start(first + 31) * DAY
+  end
+  return 0, 0
+end
+
+-- Let the time pass that went by since the account was last looked at.
+local function advance(account, window, limit, start)
+  if window == 'minute' then
+    account.used = math.max(0, account.used - limit * (now - account.at) / MINUTE)
+  elseif window == 'held' or account.start ~= start then
+    account.used = 0
+  end
+  account.at, account.start = now, start
+end
+
+-- Charge and refund what is new since this replica's last report.
+local function settle(account, mine, told)
+  local charged = math.max(0, told.charged - mine.charged)
+  local refunded = math.max(0, told.refunded - mine.refunded)
+  account.used = account.used + charged
+  mine.held = math.max(0, mine.held - charged)
+  if told.start == account.start then
+    account.used = math.max(0, account.used - refunded)
+  end
+  mine.charged = math.max(mine.charged, told.charged)
+  mine.refunded = math.max(mine.refunded, told.refunded)
+  mine.using = told.using
+end
+
+local function others_of(account)
+  local held, using = 0, 0
+  for name, slice in pairs(account.slices) do
+    if name ~= REPLICA then
+      held, using = held + slice.held, using + slice.using
+    end
+  end
+  return held, using
+end
+
+-- How much the replica may hold: what it needs while there is any, and beyond that an equal
+-- part of what is left; half of that when it is not alone, so that others find some.
+local function grant(told, room, left, replicas, recalled)
+  if recalled or told.need > room then
+    return math.min(told.need, room)
+  end
+  local share = math.floor(left / (replicas == 1 and 1 or 2 * replicas))
+  local more = math.max(math.min(told.spare, math.floor((room - told.need) / 2)), share - told.need)
+  return math.min(room, told.need + math.max(0, more))
+end
+
+local function renew(account, told, replicas)
+  local start, finish = window_of(told.window)
+  advance(account, told.window, told.limit, start)
+  local mine = account.slices[REPLICA]
+    or { held = 0, using = 0, charged = told.known_charged, refunded = told.known_refunded }
+  account.slices[REPLICA] = mine
+  settle(account, mine, told)
+  local held, using = others_of(account)
+  local left = math.floor(told.limit - account.used)
+  local room = math.max(0, left - held)
+  local recalled = account.wanted_by ~= REPLICA and account.wanted_until > now
+  mine.held = grant(told, room, left, replicas, recalled)
+  if told.need > mine.held and held > using then
+    account.wanted_by, account.wanted_until = REPLICA, now + WANTED
+  end
+  local used = told.window == 'held' and using or math.ceil(account.used)
+  return { mine.held, used, held - using, start, math.max(0, finish - now), recalled and 1 or 0, replicas }
+end
+
+-- Forget the replicas whose lease is over, with what they held; returns how many there are.
+local function clean(book)
+  local live = 0
+  for name, replica in pairs(book.replicas) do
+    local succeeded = name ~= REPLICA and string.sub(name, 1, #FORMER) == FORMER
+    if replica.expires > now and not succeeded then
+      live = live + 1
+    else
+      book.replicas[name] = nil
+      for _, account in pairs(book.accounts) do
+        account.slices[name] = nil
+      end
+    end
+  end
+  return live
+end
+
+local function leave(book)
+  book.replicas[REPLICA] = nil
+  for _, account in pairs(book.accounts) do
+    account.slices[REPLICA] = nil
+  end
+end
+
+local FIELDS = { 'name', 'window', 'limit', 'need', 'spare', 'using', 'charged', 'known_charged',
+  'refunded', 'known_refunded', 'start' }
+
+local function serve(book, call, leaving, slices)
+  local me = book.replicas[REPLICA]
+  if me and me.call > call then
+    return {}
+  end
+  book.replicas[REPLICA] = { call = call, expires = now + LEASE }
+  local replicas = clean(book)
+  local answers, told_of = {}, {}
+  for index, values in ipairs(slices) do
+    local told = {}
+    for place, field in ipairs(FIELDS) do
+      told[field] = values[place]
+    end
+    local account = book.accounts[told.name] or { used = 0, at = now, start = 0, slices = {},
+      wanted_by = '', wanted_until = 0 }
+    book.accounts[told.name], told_of[told.name] = account, true
+    answers[index] = renew(account, told, replicas)
+  end
+  for name, account in pairs(book.accounts) do
+    if not told_of[name] then
+      account.slices[REPLICA] = nil
+    end
+  end
+  if leaving then
+    leave(book)
+  end
+  return answers
+end
+
+local answers = {}
+for index, key in ipairs(KEYS) do
+  local packed = redis.call('GET', key)
+  local book = packed and cmsgpack.unpack(packed) or { replicas = {}, accounts = {} }
+  local call = cjson.decode(ARGV[4 + index])
+  answers[index] = serve(book, call[1], call[2], call[3])
+  redis.call('SET', key, cmsgpack.pack(book), 'PX', KEPT)
+end
+return answers

@@ -1,0 +1,155 @@
+"""The slice of one limit that a replica holds: reserve from it, settle, report, renew. Pure.
+
+The store's account of a limit is `used + what all replicas hold <= limit`, always. A reservation is
+charged when it is made and refunded when it is settled, so what a lost replica had reserved stays
+charged and what it merely held comes back. Charges and refunds are reported as running totals: a
+report that is sent twice counts once.
+"""
+
+from dataclasses import dataclass, field
+
+from tenants.limits import MINUTE_MS, Limit, Window
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the store is told of a slice; totals are since the slice was opened.
+
+    `need`: what the replica must have, its own free part included; `spare`: what it could use more.
+    `using`: reserved now, of a limit on what is held. `acknowledged_*`: totals that the store is
+    known to have, for a store that has forgotten the slice. `start`: of the window they are for.
+    """
+
+    limit: Limit
+    need: int
+    spare: int
+    using: int
+    charged: int
+    acknowledged_charged: int
+    refunded: int
+    acknowledged_refunded: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The store's answer. `start` of the window is in ms of its clock; it `ends_in` so many ms, 0
+
+    where no window ends.
+
+    `held`: what this replica may use. `used`: by everybody, as far as reported. `idle`: what others
+    hold and do not use. `recalled`: another replica is short, so nothing is to be held in reserve.
+    `replicas`: how many there are, this one included.
+    """
+
+    held: int
+    used: int
+    idle: int
+    start: int
+    ends_in: int
+    recalled: bool
+    replicas: int = 1
+
+
+@dataclass(slots=True)
+class Slice:
+    """Amounts are whole: requests, tokens or nanos. `free` may be reserved without asking."""
+
+    limit: Limit
+    free: int = 0
+    using: int = 0
+    charged: int = 0
+    refunded: int = 0
+    grant: Grant = field(default_factory=lambda: Grant(0, 0, 0, 0, 0, False))
+    _taken: int = 0  # reserved since the last report
+    _acknowledged: tuple[int, int] = (0, 0)  # charged, refunded
+    _sent: tuple[int, int] = (0, 0)
+    _told: int = 0  # `using` in the last report
+
+    @property
+    def held(self) -> bool:
+        return self.limit.window is Window.HELD
+
+    @property
+    def changed(self) -> bool:
+        """Whether there is something that the store has not been told."""
+        totals = (self.charged, self.refunded)
+        return bool(self._taken) or totals != self._acknowledged or self.using != self._told
+
+    def follow(self, limit: Limit) -> None:
+        """Take over a changed amount. What is lost of it is lost here, until the store says."""
+        self.free -= max(0, self.limit.amount - limit.amount)
+        self.limit = limit
+
+    def take(self, amount: int) -> int:
+        """Reserve `amount`, which must be free; returns the window to settle it in."""
+        self.free -= amount
+        self._taken += amount
+        if self.held:
+            self.using += amount
+        else:
+            self.charged += amount
+        return self.grant.start
+
+    def settle(self, amount: int, used: int, start: int) -> None:
+        """End a reservation of `amount` made in window `start`, of which `used` was used.
+
+        Never more than `amount`: what is reserved is the worst case.
+        """
+        if self.held:
+            self.using -= amount
+            self.free += amount
+        elif start == self.grant.start:  # what an ended window was charged is over with it
+            self.refunded += amount - used
+
+    def report(self, waiting: int) -> Report:
+        """What to send when reservations of `waiting` in all could not be made.
+
+        When others are short, only what was used since the last report is kept.
+        """
+        taken, self._taken = self._taken, 0
+        if self.grant.recalled:
+            self.free = min(self.free, taken)
+        self._sent, self._told = (self.charged, self.refunded), self.using
+        return Report(
+            self.limit,
+            need=self.using + max(0, self.free) + waiting,
+            spare=taken,
+            using=self.using,
+            charged=self.charged,
+            acknowledged_charged=self._acknowledged[0],
+            refunded=self.refunded,
+            acknowledged_refunded=self._acknowledged[1],
+            start=self.grant.start,
+        )
+
+    def renew(self, grant: Grant) -> None:
+        """Take in the answer to the last report; reservations made meanwhile count against it."""
+        self._acknowledged = self._sent
+        self.grant = grant
+        self.free = grant.held - (self.using if self.held else self.charged - self._sent[0])
+
+    def remaining(self, elapsed: int) -> int:
+        """What everybody together may still use, `elapsed` ms after the last answer."""
+        return max(0, self.limit.amount - self._in_use(elapsed))
+
+    def resets_in(self, elapsed: int) -> int:
+        """Milliseconds until all of the limit can be had again, as far as is known."""
+        if self.limit.window is Window.MINUTE:
+            return -(-self._in_use(elapsed) * MINUTE_MS // self.limit.amount)
+        return max(0, self.grant.ends_in - elapsed)
+
+    def wait_for(self, amount: int) -> int | None:
+        """Milliseconds until `amount` can be had; None when nothing tells or it is never."""
+        if self.limit.window is not Window.MINUTE or amount > self.limit.amount:
+            return None
+        return max(1, -(-(amount - self.free) * MINUTE_MS // self.limit.amount))
+
+    def _in_use(self, elapsed: int) -> int:
+        if self.held:
+            return self.grant.used + self.using
+        news = self.charged - self._acknowledged[0] - (self.refunded - self._acknowledged[1])
+        back = 0
+        if self.limit.window is Window.MINUTE:
+            back = elapsed * self.limit.amount // MINUTE_MS
+        return max(0, self.grant.used + news - back)

@@ -1,0 +1,183 @@
+"""Several replicas on one real store."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from telemetry.clock import SystemClock
+from tenants.book import Reservation, Shortage
+from tenants.connection import Connection, StoreUnavailable
+from tenants.embedded import EmbeddedValkey
+from tenants.leases import Leases
+from tenants.limits import CALL, Measure
+from tenants.model import Tenant
+from tenants.replica import Replica, claim
+
+pytestmark = [pytest.mark.anyio, pytest.mark.server]
+
+TOKENS = Measure.TOKENS
+
+
+@asynccontextmanager
+async def replica(
+    url: str, name: str, lease: float = 30.0, life: str = "1", *, polite: bool = True
+) -> AsyncIterator[Leases]:
+    """A replica that lives for the block, and then, if `polite`, gives everything back."""
+    connection = Connection(url)
+    leases = Leases(connection, SystemClock(), Replica(f"{name}.", f"{name}.{life}"), lease)
+    running = asyncio.create_task(leases.run())
+    try:
+        yield leases
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+        if polite:
+            await leases.close()
+        await connection.close()
+
+
+async def taken(leases: Leases, tenant: Tenant, **amounts: int) -> Reservation:
+    answer = await leases.reserve(tenant, {Measure(name): n for name, n in amounts.items()})
+    assert isinstance(answer, Reservation), answer
+    return answer
+
+
+async def refused(leases: Leases, tenant: Tenant, **amounts: int) -> Shortage:
+    answer = await leases.reserve(tenant, {Measure(name): n for name, n in amounts.items()})
+    assert isinstance(answer, Shortage)
+    return answer
+
+
+async def test_without_limits_the_store_is_not_asked(valkey_url, connection):
+    async with replica(valkey_url, "a") as leases:
+        await taken(leases, Tenant("gold"), requests=1, tokens=10**9)
+        assert leases.counts.exchanges == 0
+
+
+async def test_replicas_never_spend_more_than_the_budget_together(valkey_url, connection):
+    tenant = Tenant("gold", tokens_per_day=1000)
+    async with replica(valkey_url, "a") as a, replica(valkey_url, "b") as b:
+        answers = await asyncio.gather(
+            *(leases.reserve(tenant, {TOKENS: 100}) for leases in [a, b] * 32)
+        )
+        got = [answer for answer in answers if isinstance(answer, Reservation)]
+        assert len(got) == 10
+        for leases in (a, b):
+            assert (await refused(leases, tenant, tokens=1)).slice.limit.name == "tokens_per_day"
+
+
+async def test_what_was_not_used_can_be_used_by_another(valkey_url, connection):
+    tenant = Tenant("gold", money_per_month=1.0)
+    async with replica(valkey_url, "a") as a, replica(valkey_url, "b") as b:
+        all_of_it = await taken(a, tenant, money=10**9)
+        await refused(b, tenant, money=1)
+        a.settle(all_of_it, {Measure.MONEY: 4 * 10**8})
+        await taken(b, tenant, money=6 * 10**8)
+        await refused(b, tenant, money=1)
+
+
+async def test_one_slot_goes_from_hand_to_hand(valkey_url, connection):
+    """The one that is free stands at the other replica, which gives it up when asked."""
+    tenant = Tenant("gold", concurrency=1)
+    async with replica(valkey_url, "a") as a, replica(valkey_url, "b") as b:
+        for leases in [a, b, b, a]:
+            slot = await taken(leases, tenant, concurrency=1)
+            other = b if leases is a else a
+            assert (await refused(other, tenant, concurrency=1)).slice.limit.name == "concurrency"
+            leases.settle(slot, {})
+
+
+async def test_a_steady_load_needs_no_call_to_the_store(valkey_url, connection):
+    tenant = Tenant("gold", requests_per_minute=10**6, concurrency=100, tokens_per_day=10**9)
+    async with replica(valkey_url, "a") as leases:
+        await taken(leases, tenant, requests=1, concurrency=1, tokens=1000)
+        before = leases.counts.exchanges
+        for _ in range(1000):
+            call = await leases.reserve(tenant, {**CALL, TOKENS: 1000})
+            assert isinstance(call, Reservation)
+            leases.settle(call, {Measure.REQUESTS: 1, TOKENS: 100})
+        assert leases.counts.exchanges == before
+
+
+async def test_a_lost_replicas_slice_comes_back_and_what_it_reserved_stays_spent(
+    valkey_url, connection
+):
+    tenant = Tenant("gold", concurrency=4, tokens_per_day=1000)
+    async with replica(valkey_url, "b") as leases:
+        async with replica(valkey_url, "lost", lease=0.3, polite=False) as lost:
+            for _ in range(3):
+                await taken(lost, tenant, concurrency=1, tokens=100)
+            await asyncio.sleep(0.1)  # until it has reported
+        await refused(leases, tenant, concurrency=4)
+        await asyncio.sleep(0.3)
+        await taken(leases, tenant, concurrency=4, tokens=700)
+        await refused(leases, tenant, tokens=1)
+
+
+async def test_a_successor_takes_over_at_once(valkey_url, connection):
+    tenant = Tenant("gold", concurrency=4)
+    async with replica(valkey_url, "a", polite=False) as lost:
+        await taken(lost, tenant, concurrency=4)
+    async with replica(valkey_url, "a", life="2") as leases:
+        await taken(leases, tenant, concurrency=4)
+
+
+async def test_with_the_store_away_only_what_is_leased_is_used(tmp_path):
+    tenant = Tenant("gold", tokens_per_day=1000)
+    valkey = EmbeddedValkey(tmp_path)
+    url = valkey.start()
+    async with replica(url, "a") as leases, replica(url, "b") as other:
+        await taken(other, tenant, tokens=1)
+        await taken(leases, tenant, tokens=1)
+        held = leases.book(tenant).slices["tokens_per_day"].free
+        assert 0 < held < 999
+        valkey.stop()
+        await taken(leases, tenant, tokens=held)
+        with pytest.raises(StoreUnavailable):
+            await leases.reserve(tenant, {TOKENS: 1})
+        assert leases.away
+        valkey.start()
+        await asyncio.sleep(1.1)
+        assert not leases.away
+        await taken(leases, tenant, tokens=1)
+    valkey.stop()
+
+
+async def test_changed_limits_hold_at_once(valkey_url, connection):
+    async with replica(valkey_url, "a") as leases:
+        await taken(leases, Tenant("gold", tokens_per_day=1000), tokens=600)
+        assert await refused(leases, Tenant("gold", tokens_per_day=700), tokens=101)
+        await taken(leases, Tenant("gold", tokens_per_day=700), tokens=100)
+        await taken(leases, Tenant("gold", tokens_per_day=2000), tokens=1300)
+        await taken(leases, Tenant("gold"), tokens=5000)
+
+
+async def test_a_minutes_bucket_fills_again_evenly(valkey_url, connection):
+    tenant = Tenant("gold", requests_per_minute=600)
+    async with replica(valkey_url, "a") as leases:
+        await taken(leases, tenant, requests=600)
+        short = await refused(leases, tenant, requests=10)
+        assert 0 < short.slice.wait_for(10) <= 1000
+        await asyncio.sleep(short.slice.wait_for(10) / 1000)
+        await taken(leases, tenant, requests=10)
+
+
+async def test_a_cancelled_wait_leaves_nothing_behind(valkey_url, connection):
+    tenant = Tenant("gold", concurrency=2)
+    async with replica(valkey_url, "a") as a, replica(valkey_url, "b") as b:
+        await taken(a, tenant, concurrency=1)
+        waits = [asyncio.create_task(b.reserve(tenant, CALL)) for _ in range(20)]
+        await asyncio.sleep(0)
+        for wait in waits:
+            wait.cancel()
+        await asyncio.wait(waits)
+        await taken(b, tenant, concurrency=1)
+
+
+def test_a_place_is_taken_over_from_the_one_before(tmp_path):
+    first, second = claim(tmp_path / "replicas"), claim(tmp_path / "replicas")
+    assert first.place != second.place
+    assert first.name.startswith(first.place)
+    assert (tmp_path / "replicas/0.lock").read_text() == first.place

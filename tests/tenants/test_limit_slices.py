@@ -1,0 +1,185 @@
+"""The local part of limits: no store, no clock."""
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tenants.book import Book, Reservation, Shortage
+from tenants.limits import CALL, Limit, Measure, Window, limits_of, spent, worst_case
+from tenants.model import Tenant
+from tenants.prices import Price
+from tenants.slices import Grant
+
+TOKENS = Limit("tokens_per_day", Measure.TOKENS, Window.DAY, 1000)
+CALLS = Limit("concurrency", Measure.CONCURRENCY, Window.HELD, 4)
+LEASE = 1000
+
+
+def granted(held, *, used=0, idle=0, start=0, recalled=False):
+    return Grant(held, used, idle, start, 0, recalled)
+
+
+def book(*grants, now=0):
+    """Of TOKENS and CALLS, with these held of them."""
+    opened = Book((TOKENS, CALLS), now)
+    opened.report([])
+    opened.renew(grants, now, LEASE)
+    return opened
+
+
+def take(opened, tokens, calls=1, now=0):
+    taken = opened.reserve({Measure.TOKENS: tokens, Measure.CONCURRENCY: calls}, now)
+    assert isinstance(taken, Reservation)
+    return taken
+
+
+def test_a_tenants_limits_are_those_it_has():
+    tenant = Tenant("gold", concurrency=3, money_per_day=0.25, tokens_per_minute=10)
+    assert [(limit.name, limit.amount) for limit in limits_of(tenant)] == [
+        ("concurrency", 3),
+        ("tokens_per_minute", 10),
+        ("money_per_day", 250_000_000),
+    ]
+    assert limits_of(Tenant("gold")) == ()
+
+
+def test_the_worst_case_and_what_was_used_are_counted_by_kind():
+    price = Price(prompt=1.0, cached=0.5, output=2.0)
+    worst = worst_case(100, 50, price)
+    assert (worst[Measure.TOKENS], worst[Measure.MONEY]) == (150, 200_000)
+    used = spent(100, 40, 10, price)
+    assert [used[m] for m in (Measure.INPUT, Measure.OUTPUT, Measure.TOKENS)] == [100, 10, 110]
+    assert (used[Measure.REQUESTS], used[Measure.MONEY]) == (1, 100_000)
+
+
+def test_a_call_takes_from_every_limit_or_from_none():
+    opened = book(granted(100), granted(1))
+    short = opened.reserve({Measure.TOKENS: 101, Measure.CONCURRENCY: 1}, 0)
+    assert isinstance(short, Shortage)
+    assert short.slice.limit is TOKENS
+    take(opened, 100)
+    short = opened.reserve(CALL, 0)
+    assert isinstance(short, Shortage)
+    assert short.slice.limit is CALLS
+
+
+def test_nothing_is_reserved_without_a_lease():
+    opened = book(granted(100), granted(4))
+    assert isinstance(opened.reserve(CALL, LEASE), Shortage)
+    opened.close()
+    assert isinstance(opened.reserve(CALL, 0), Shortage)
+    assert isinstance(Book((CALLS,), 0).reserve(CALL, 0), Shortage)
+
+
+def test_more_than_the_limit_itself_is_hopeless():
+    opened = book(granted(0), granted(4))
+    assert opened.hopeless({Measure.TOKENS: 1001}).slice.limit is TOKENS
+    assert opened.hopeless({Measure.TOKENS: 1000}) is None
+
+
+def test_what_was_not_used_is_given_back_once():
+    opened = book(granted(100), granted(4))
+    taken = take(opened, 60)
+    assert taken.settle({Measure.TOKENS: 25})
+    assert not taken.settle({})
+    tokens, calls = opened.report([])
+    assert (tokens.charged, tokens.refunded) == (60, 35)
+    assert (calls.using, calls.need) == (0, 4)
+
+
+def test_an_extended_reservation_is_settled_as_one():
+    opened = book(granted(100), granted(4))
+    taken, more = take(opened, 30), take(opened, 20, calls=0)
+    taken.extend(more)
+    assert not more.settle({})
+    taken.settle({Measure.TOKENS: 40})
+    (tokens, _) = opened.report([])
+    assert (tokens.charged, tokens.refunded) == (50, 10)
+
+
+def test_what_is_reserved_while_the_store_answers_counts_against_the_answer():
+    opened = book(granted(100), granted(4))
+    opened.report([])
+    take(opened, 30)
+    opened.renew((granted(50), granted(2)), 0, LEASE)
+    assert [piece.free for piece in opened.slices.values()] == [20, 1]
+
+
+def test_only_what_is_used_is_kept_when_others_are_short():
+    opened = book(granted(100, recalled=True), granted(4, recalled=True))
+    take(opened, 10)
+    tokens, calls = opened.report([])
+    assert (tokens.need, calls.need) == (10, 2)  # as much again as since the last report
+    tokens, calls = opened.report([])
+    assert (tokens.need, calls.need) == (0, 1)
+
+
+def test_a_refund_of_an_ended_window_is_not_credited_to_the_next():
+    opened = book(granted(100, start=1), granted(4))
+    taken = take(opened, 60)
+    opened.report([])
+    opened.renew((granted(40, start=2), granted(4)), 0, LEASE)
+    taken.settle({})
+    (tokens, _) = opened.report([])
+    assert (tokens.charged, tokens.refunded) == (60, 0)
+
+
+def test_a_changed_limit_keeps_what_is_under_way():
+    opened = book(granted(100), granted(4))
+    taken = take(opened, 60)
+    opened.follow((Limit("concurrency", Measure.CONCURRENCY, Window.HELD, 2),))
+    assert list(opened.slices) == ["concurrency"]
+    assert opened.slices["concurrency"].using == 1
+    assert taken.settle({})
+    assert opened.slices["concurrency"].using == 0
+
+
+def test_what_remains_and_when_it_is_back():
+    minute = Limit("tokens_per_minute", Measure.TOKENS, Window.MINUTE, 600)
+    opened = Book((minute,), 0)
+    opened.report([])
+    opened.renew((granted(100, used=300),), 0, LEASE)
+    (piece,) = opened.slices.values()
+    assert (piece.remaining(0), piece.resets_in(0)) == (300, 30_000)
+    assert (piece.remaining(10_000), piece.resets_in(10_000)) == (400, 20_000)
+    assert opened.reserve({Measure.TOKENS: 60}, 0).settle({Measure.TOKENS: 50})
+    assert piece.remaining(0) == 250
+    assert piece.wait_for(140) == 10_000  # 40 are free, and 10 come back each second
+    assert piece.wait_for(601) is None
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["take", "settle", "settle", "report"]), st.integers(1, 40)),
+        max_size=60,
+    ),
+    st.randoms(use_true_random=False),
+)
+def test_every_reservation_is_charged_once_and_refunded_once(steps, random):
+    """Whatever the order, and however often one is settled."""
+    opened = book(granted(1000), granted(10))
+    calls, settled, reserved, used = [], Counter(), 0, 0
+    for step, amount in steps:
+        if step == "take":
+            taken = opened.reserve({Measure.TOKENS: amount, Measure.CONCURRENCY: 1}, 0)
+            if isinstance(taken, Reservation):
+                reserved += amount
+                calls.append((taken, amount))
+        elif step == "settle" and calls:
+            index = random.randrange(len(calls))
+            taken, most = calls[index]
+            part = random.randint(0, most)
+            settled[index] += 1
+            assert taken.settle({Measure.TOKENS: part}) == (settled[index] == 1)
+            used += part if settled[index] == 1 else 0
+        elif step == "report":
+            opened.report([])
+            free = [piece.free + piece.using for piece in opened.slices.values()]
+            opened.renew([granted(amount) for amount in free], 0, LEASE)
+    open_calls = [call for index, call in enumerate(calls) if not settled[index]]
+    tokens, concurrent = opened.slices.values()
+    outstanding = sum(amount for _, amount in open_calls)
+    assert tokens.charged == reserved
+    assert tokens.charged - tokens.refunded == used + outstanding
+    assert (concurrent.using, concurrent.free) == (len(open_calls), 10 - len(open_calls))
