@@ -1,6 +1,7 @@
 """`GET /openapi.json`: the OpenAPI document of every route, made from `gateway.operations`."""
 
 import re
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -106,7 +107,7 @@ def _answer(operation: Operation) -> Json:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     return {
         "description": operation.summary,
-        "headers": headers.refer_headers(headers.ANSWERS),
+        "headers": headers.refer_headers((*headers.ANSWERS, *operation.limits)),
         "content": content,
     }
 
@@ -117,13 +118,14 @@ def _refusals(operation: Operation) -> Json:
     for refusal in operation.codes:
         row = TABLE[refusal]
         rows.setdefault(dialect.status(row), []).append(row)
-    return {str(status): _refusal(rows[status], dialect) for status in sorted(rows)}
+    carried = (*headers.ANSWERS, *operation.limits, *headers.REFUSALS)
+    return {str(status): _refusal(rows[status], dialect, carried) for status in sorted(rows)}
 
 
-def _refusal(rows: list[Row], dialect: Dialect) -> Json:
+def _refusal(rows: list[Row], dialect: Dialect, carried: Sequence[str]) -> Json:
     codes = sorted({row.code for row in rows})
     return {
         "description": ", ".join(codes),
-        "headers": headers.refer_headers((*headers.ANSWERS, *headers.REFUSALS)),
+        "headers": headers.refer_headers(carried),
         "content": {"application/json": {"schema": dialect.error_schema(codes)}},
     }

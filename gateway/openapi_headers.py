@@ -40,6 +40,32 @@ ANSWERS: dict[str, tuple[Json, str]] = {
     "x-request-id": (_TEXT, "Name of the call, also in traces and in explanations."),
     "x-server-time": ({"type": "integer"}, "The server's clock, in Unix milliseconds."),
 }
+# Of calls to a model whose tenant has such limits: the scarcest of each kind.
+LIMITS: dict[str, tuple[Json, str]] = {
+    "ratelimit-policy": (_TEXT, "The IETF's: every limit with its quota, unit and window."),
+    "ratelimit": (_TEXT, "The IETF's: what remains of each, and the seconds until it is whole."),
+    **{
+        f"x-ratelimit-{what}-{kind}": (schema, f"OpenAI's: {text} {kind}.")
+        for kind in ("requests", "tokens")
+        for what, schema, text in (
+            ("limit", {"type": "integer"}, "the limit of"),
+            ("remaining", {"type": "integer"}, "what remains of"),
+            ("reset", _TEXT, "how long until all is there again, such as 1m0s, of"),
+        )
+    },
+}
+ANTHROPIC_LIMITS: dict[str, tuple[Json, str]] = {
+    **{name: LIMITS[name] for name in ("ratelimit-policy", "ratelimit")},
+    **{
+        f"anthropic-ratelimit-{kind}-{what}": (schema, f"Anthropic's: {text} {kind}.")
+        for kind in ("requests", "tokens", "input-tokens", "output-tokens")
+        for what, schema, text in (
+            ("limit", {"type": "integer"}, "the limit of"),
+            ("remaining", {"type": "integer"}, "what remains of"),
+            ("reset", _TEXT, "the instant at which all is there again, of"),
+        )
+    },
+}
 REFUSALS: dict[str, tuple[Json, str]] = {
     "retry-after": ({"type": "integer"}, "Seconds after which to try again."),
     "retry-after-ms": ({"type": "integer"}, "The same in milliseconds."),
@@ -57,9 +83,13 @@ def parameters() -> Json:
     }
 
 
+def all_of_answers() -> dict[str, tuple[Json, str]]:
+    return {**ANSWERS, **LIMITS, **ANTHROPIC_LIMITS, **REFUSALS}
+
+
 def headers() -> Json:
     """All headers of answers, by name, for others to refer to."""
-    carried = {**ANSWERS, **REFUSALS}
+    carried = all_of_answers()
     return {name: {"schema": schema, "description": t} for name, (schema, t) in carried.items()}
 
 

@@ -45,6 +45,7 @@ class Operation:
     """`members` are those that every successful JSON answer has; `text` if it is none.
 
     `body` names a schema of `gateway.openapi_bodies`. `key` is whose key it needs, if any's.
+    `limits` are the headers that tell how the tenant's stand.
     """
 
     method: str
@@ -57,6 +58,7 @@ class Operation:
     key: str | None = "tenant"
     refusals: frozenset[Refusal] = _TENANTS
     headers: Mapping[str, tuple[Json, str]] = field(default_factory=dict)
+    limits: Mapping[str, tuple[Json, str]] = field(default_factory=dict)
     query: Mapping[str, tuple[Json, str]] = field(default_factory=dict)
     streams: bool = False
     text: str | None = None
@@ -66,7 +68,9 @@ class Operation:
         return self.refusals | {Reason.INTERNAL}
 
 
-def _generation(path: str, summary: str, body: str, *members: str, **more: Any) -> Operation:
+def _generation(
+    path: str, summary: str, body: str, *members: str, anthropic: bool = False
+) -> Operation:
     return Operation(
         "POST",
         path,
@@ -74,7 +78,8 @@ def _generation(path: str, summary: str, body: str, *members: str, **more: Any) 
         members,
         body=body,
         refusals=_GENERATION,
-        headers={**headers.GENERATION, **more},
+        headers={**headers.GENERATION, **(headers.ANTHROPIC if anthropic else {})},
+        limits=headers.ANTHROPIC_LIMITS if anthropic else headers.LIMITS,
         streams=True,
     )
 
@@ -139,7 +144,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "Continue a conversation; Anthropic's.",
         "MessagesRequest",
         *("id", "type", "role", "model", "content", "stop_reason", "usage"),
-        **headers.ANTHROPIC,
+        anthropic=True,
     ),
     Operation("GET", "/v1/models", "List the models that the key may use.", ("object", "data")),
     Operation(
@@ -185,14 +190,6 @@ OPERATIONS: tuple[Operation, ...] = (
         refusals=_TENANTS | _VALUE | _ABSENT,
     ),
     _admin(
-        "GET",
-        "/tenants",
-        "List tenants, a page at a time.",
-        ("object", "data", "next"),
-        _VALUE,
-        query=_PAGE,
-    ),
-    _admin(
         "POST",
         "/tenants",
         "Add a tenant.",
@@ -200,6 +197,14 @@ OPERATIONS: tuple[Operation, ...] = (
         {Reason.ALREADY_EXISTS},
         body="NewTenant",
         status=201,
+    ),
+    _admin(
+        "GET",
+        "/tenants",
+        "List tenants, a page at a time.",
+        ("object", "data", "next"),
+        _VALUE,
+        query=_PAGE,
     ),
     _admin("GET", _TENANT, "Show a tenant.", _TENANT_MEMBERS, _ABSENT),
     _admin(
@@ -211,7 +216,6 @@ OPERATIONS: tuple[Operation, ...] = (
         body="TenantSettings",
         body_optional=True,
     ),
-    _admin("GET", f"{_TENANT}/keys", "List the tenant's keys.", ("object", "data"), _ABSENT),
     _admin(
         "POST",
         f"{_TENANT}/keys",
@@ -222,6 +226,7 @@ OPERATIONS: tuple[Operation, ...] = (
         body_optional=True,
         status=201,
     ),
+    _admin("GET", f"{_TENANT}/keys", "List the tenant's keys.", ("object", "data"), _ABSENT),
     _admin("GET", _KEY, "Show a key.", _KEY_MEMBERS, _ABSENT),
     _admin(
         "PATCH",

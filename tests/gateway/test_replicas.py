@@ -70,6 +70,23 @@ def test_a_change_reaches_every_replica(replicas: list[LiveServer]) -> None:
     everywhere("choosy", "expired")
 
 
+def test_what_the_admin_api_of_one_replica_changes_reaches_the_other(
+    replicas: list[LiveServer],
+) -> None:
+    first, second = replicas
+    public_id = first.keys["strict"].split("-")[1]
+    assert outcome(second, "strict") == "served"
+    with first.client("admin") as admin:
+        rotated = admin.post(f"/admin/keys/{public_id}/rotate", json={"overlap": 600}).json()
+        second.keys["rotated"] = rotated["key"]
+        assert outcome(second, "strict") == outcome(second, "rotated") == "served"
+        admin.post(f"/admin/keys/{public_id}/revoke").raise_for_status()
+        eventually(lambda: outcome(second, "strict") == "revoked")
+        assert outcome(second, "rotated") == "served"
+        admin.patch("/admin/tenants/strict", json={"disabled": True}).raise_for_status()
+        eventually(lambda: outcome(second, "rotated") == "tenant_disabled")
+
+
 def test_the_store_goes_away_and_comes_back(
     replicas: list[LiveServer], valkey: EmbeddedValkey
 ) -> None:
