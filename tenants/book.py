@@ -113,6 +113,11 @@ class Book:
         return any(p.grant.recalled and p.free > 0 for p in self.slices.values())
 
     @property
+    def alone(self) -> bool:
+        """Whether no other replica serves this tenant, as far as is known."""
+        return all(piece.grant.replicas == 1 for piece in self.slices.values())
+
+    @property
     def in_use(self) -> bool:
         return any(piece.using for piece in self.slices.values())
 

@@ -22,9 +22,10 @@ from tenants.slices import Grant, Report
 log = logging.getLogger(__name__)
 
 _REPORT = 0.05  # seconds after which the store is told of what was used
-_BEAT = 0.25  # seconds between renewals, in which others learn what is free here
+_BEAT = 0.25  # seconds between renewals, in which others get what they need of what is free here
+_ALONE = 1.0  # the same while there are no others: how long a new one waits to be noticed
 _AGAIN = 0.02  # seconds until the store is asked again for what others are to give back
-_PATIENCE = 0.6  # seconds that a call waits for that
+_PATIENCE = 1.3  # seconds that a call waits for that
 _NEWS = 0.1  # seconds that it waits for what others have just given back and not yet reported
 _AWAY = 1.0  # seconds between attempts while the store is away
 _IDLE = 60.0  # seconds after which a tenant's lease is given up
@@ -64,7 +65,7 @@ class _Entry:
         """Whether there is something to tell or to ask."""
         book = self.book
         urgent = self.waiters or book.changed or book.recalled
-        return bool(urgent) or now - book.renewed >= _ns(_BEAT)
+        return bool(urgent) or now - book.renewed >= _ns(_ALONE if book.alone else _BEAT)
 
     def idle(self, now: int) -> bool:
         busy = self.waiters or self.book.in_use or self.book.changed
@@ -80,6 +81,8 @@ class _Entry:
             if isinstance(taken, Shortage) and waiter.waits_on(taken, now):
                 self.waiters.append(waiter)
             else:
+                if isinstance(taken, Shortage):
+                    taken.slice.deny(taken.amount)
                 waiter.answer.set_result(taken)
         return bool(self.waiters)
 
@@ -144,17 +147,21 @@ class Leases:
 
     async def run(self) -> None:
         """Keep the store told, for ever; cancel it to end."""
-        while True:
-            await self._rest()
-            now = self._clock.now()
-            due = {name: entry for name, entry in self._entries.items() if entry.due(now)}
-            if due:
-                await self._exchange(due, leaving=[n for n, e in due.items() if e.idle(now)])
+        try:
+            while True:
+                await self._rest()
+                now = self._clock.now()
+                due = {name: entry for name, entry in self._entries.items() if entry.due(now)}
+                if due:
+                    await self._exchange(due, leaving=[n for n, e in due.items() if e.idle(now)])
+        finally:  # nobody may wait for what will not come, whatever ended it
+            self._fail(StoreUnavailable("limits are not renewed any more"))
 
     async def close(self) -> None:
         """Give up all leases, after `run` has ended."""
         if self._alarm:
             self._alarm.cancel()
+        self._away = None
         if self._entries:
             await self._exchange(self._entries, leaving=list(self._entries))
 
@@ -163,6 +170,9 @@ class Leases:
             taken = entry.book.reserve(demand, now)
             if isinstance(taken, Reservation):
                 self._wake_in(_REPORT)
+                return taken
+            fresh = now - entry.book.renewed < _ns(_REPORT)
+            if fresh and entry.book.alone and taken.slice.denied(taken.amount):
                 return taken
         if self._away:
             raise StoreUnavailable(str(self._away))
@@ -230,7 +240,7 @@ class Leases:
                 [
                     self._calls,
                     name in leaving,
-                    [_row(r) for r in entry.book.report([w.demand for w in entry.waiters])],
+                    [as_row(r) for r in entry.book.report([w.demand for w in entry.waiters])],
                 ]
             )
             for name, entry in entries.items()
@@ -242,13 +252,16 @@ class Leases:
             [self._replica.name, self._replica.place, lease, kept, *books],
         )
         self.counts.exchanges += 1
-        return [[_grant(row) for row in rows] for rows in answers]
+        return [[as_grant(row) for row in rows] for rows in answers]
 
     def _lose(self, error: StoreUnavailable) -> None:
         if self._away is None:
             log.warning("limits go on from what is leased, for up to %g s: %s", self._lease, error)
-        self._away = error
         self.counts.failures += 1
+        self._fail(error)
+
+    def _fail(self, error: StoreUnavailable) -> None:
+        self._away = error
         for entry in self._entries.values():
             entry.fail(error)
 
@@ -267,7 +280,7 @@ def _ns(seconds: float) -> int:
     return round(seconds * NANOSECONDS)
 
 
-def _row(report: Report) -> list[object]:
+def as_row(report: Report) -> list[object]:
     """In the order of FIELDS in the script."""
     limit = report.limit
     return [
@@ -285,6 +298,7 @@ def _row(report: Report) -> list[object]:
     ]
 
 
-def _grant(row: list[int]) -> Grant:
+def as_grant(row: list[int]) -> Grant:
+    """The script's answer for one slice."""
     held, used, idle, start, ends_in, recalled, replicas = row
     return Grant(held, used, idle, start, ends_in, bool(recalled), replicas)

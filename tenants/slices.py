@@ -61,6 +61,7 @@ class Slice:
     charged: int = 0
     refunded: int = 0
     grant: Grant = field(default_factory=lambda: Grant(0, 0, 0, 0, 0, False))
+    _denied: int | None = None  # the least amount that the last answer left no room for
     _taken: int = 0  # reserved since the last report
     _acknowledged: tuple[int, int] = (0, 0)  # charged, refunded
     _sent: tuple[int, int] = (0, 0)
@@ -78,6 +79,7 @@ class Slice:
 
     def follow(self, limit: Limit) -> None:
         """Take over a changed amount. What is lost of it is lost here, until the store says."""
+        self._denied = None
         self.free -= max(0, self.limit.amount - limit.amount)
         self.limit = limit
 
@@ -96,6 +98,7 @@ class Slice:
 
         Never more than `amount`: what is reserved is the worst case.
         """
+        self._denied = None
         if self.held:
             self.using -= amount
             self.free += amount
@@ -126,8 +129,17 @@ class Slice:
     def renew(self, grant: Grant) -> None:
         """Take in the answer to the last report; reservations made meanwhile count against it."""
         self._acknowledged = self._sent
+        self._denied = None
         self.grant = grant
         self.free = grant.held - (self.using if self.held else self.charged - self._sent[0])
+
+    def deny(self, amount: int) -> None:
+        """Note that the store, asked just now, had no room for `amount`."""
+        self._denied = amount if self._denied is None else min(amount, self._denied)
+
+    def denied(self, amount: int) -> bool:
+        """Whether asking for `amount` again before the next renewal is of no use."""
+        return self._denied is not None and amount >= self._denied
 
     def remaining(self, elapsed: int) -> int:
         """What everybody together may still use, `elapsed` ms after the last answer."""

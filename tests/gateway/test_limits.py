@@ -210,7 +210,7 @@ def test_a_call_aborted_in_the_queue_pays_nothing(server):
 
 def test_one_call_at_a_time_goes_on_back_to_back(server):
     name = tenant(server, concurrency=1)
-    for _ in range(30):
+    for _ in range(15):
         ok(ask(server, name))
         ok(ask(server, name, stream=True))
 

@@ -1,0 +1,230 @@
+"""Two servers as processes on one store: what they let one tenant have together."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tenants.embedded import EmbeddedValkey
+from tenants.model import Tenant
+from tenants.store import Store
+
+pytestmark = [pytest.mark.server, pytest.mark.model]
+
+MODEL = "smollm2-135m"
+COMMAND = [sys.executable, "-c", "from gateway.cli import main; main()", "serve"]
+LEASE = 3  # seconds
+BODY = {"model": MODEL, "prompt": "Water", "max_tokens": 8, "ignore_eos": True}
+SPENT = 9  # tokens of such a call: one of prompt, eight of output
+
+
+@dataclass
+class Replica:
+    """One of the servers, with a folder of its own."""
+
+    folder: Path
+    environment: dict[str, str]
+
+    def start(self) -> None:
+        self.folder.mkdir(exist_ok=True)
+        self.log = self.folder / "server.log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                COMMAND, cwd=self.folder, env=self.environment, stdout=log, stderr=log
+            )
+
+    def ready(self) -> None:
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            assert self.process.poll() is None, self.log.read_text()
+            found = re.search(r"ready on (http://[0-9.:]+)", self.log.read_text())
+            if found:
+                self.url = found[1]
+                return
+            time.sleep(0.05)
+        raise AssertionError(self.log.read_text())
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@dataclass
+class Pair:
+    store_url: str
+    replicas: list[Replica]
+
+    def tenant(self, name: str, **settings: object) -> str:
+        """A new tenant's key."""
+
+        async def add() -> str:
+            store = await Store.connect(self.store_url)
+            await store.create_tenant(Tenant(name, **settings))
+            key = await store.create_key(name)
+            await store.close()
+            return key.raw
+
+        return asyncio.run(add())
+
+    def storm(self, key: str, calls: int, **body: object) -> list[httpx.Response]:
+        """So many calls at once, in turn to one and the other."""
+
+        async def all_of_them() -> list[httpx.Response]:
+            headers = {"authorization": f"Bearer {key}"}
+            async with httpx.AsyncClient(headers=headers, timeout=100) as client:
+                asked = (
+                    client.post(f"{self.replicas[n % 2].url}/v1/completions", json=BODY | body)
+                    for n in range(calls)
+                )
+                return await asyncio.gather(*asked)
+
+        return asyncio.run(all_of_them())
+
+    def ask(self, number: int, key: str, **body: object) -> httpx.Response:
+        headers = {"authorization": f"Bearer {key}"}
+        url = f"{self.replicas[number].url}/v1/completions"
+        return httpx.post(url, json=BODY | body, headers=headers, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def pair(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    folder = tmp_path_factory.mktemp("pair")
+    valkey = EmbeddedValkey(folder / "valkey")
+    url = valkey.start()
+    plain = {name: v for name, v in os.environ.items() if not name.startswith("WATERMASTER_")}
+    environment = plain | {
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "WATERMASTER_REDIS_URL": url,
+        "WATERMASTER_STORE_LEASE": str(LEASE),
+        "WATERMASTER_MODEL_SOURCE": str(model_path),
+        "WATERMASTER_MODEL_THREADS": "1",
+        "WATERMASTER_SERVER_PORT": "0",
+        "WATERMASTER_KERNEL_KV_MEMORY": str(128 << 20),
+    }
+    replicas = [Replica(folder / name, environment) for name in ("one", "two")]
+    for replica in replicas:
+        replica.start()
+    try:
+        for replica in replicas:
+            replica.ready()
+        yield Pair(url, replicas)
+    finally:
+        for replica in replicas:
+            replica.kill()
+        valkey.stop()
+
+
+def test_64_calls_at_a_budget_for_10_spend_no_more_than_the_budget(pair):
+    key = pair.tenant("budget", tokens_per_day=10 * SPENT)
+    answers = pair.storm(key, 64)
+    codes = Counter(answer.status_code for answer in answers)
+    assert codes == {200: 10, 429: 54}
+    refused = [answer for answer in answers if answer.status_code == 429]
+    assert {answer.json()["error"]["code"] for answer in refused} == {"insufficient_quota"}
+    assert {answer.headers["x-should-retry"] for answer in refused} == {"false"}
+
+
+def test_tokens_of_a_minute_are_shared(pair):
+    key = pair.tenant("minute", tokens_per_minute=10 * SPENT)
+    began = time.monotonic()
+    answers = pair.storm(key, 40)
+    good = sum(answer.is_success for answer in answers)
+    back = (time.monotonic() - began) / 60 * 10  # calls' worth that came back meanwhile
+    assert 10 <= good <= 10 + back
+    refused = [answer for answer in answers if not answer.is_success]
+    assert all(0 < int(answer.headers["retry-after"]) <= 60 for answer in refused)
+    assert {answer.headers["x-ratelimit-limit-tokens"] for answer in answers} == {"90"}
+
+
+def test_a_cap_of_four_under_200_callers_who_hang_up(pair):
+    """Each is gone after a time of its own; what runs is seen in both servers' metrics."""
+    key = pair.tenant("cap", concurrency=4)
+    headers = {"authorization": f"Bearer {key}"}
+    body = BODY | {"max_tokens": 400, "stream": True}
+
+    async def scenario() -> int:
+        most, over = 0, False
+        async with httpx.AsyncClient(headers=headers, timeout=60) as client:
+
+            async def hang_up(number: int) -> None:
+                url = f"{pair.replicas[number % 2].url}/v1/completions"
+                try:
+                    async with asyncio.timeout(0.05 + 0.013 * number):
+                        async with client.stream("POST", url, json=body) as answer:
+                            async for _ in answer.aiter_raw():
+                                pass
+                except TimeoutError:
+                    pass
+
+            async def look() -> None:
+                nonlocal most
+                while not over:
+                    most = max(most, await running(client, pair, "cap"))
+                    await asyncio.sleep(0.02)
+
+            looking = asyncio.create_task(look())
+            await asyncio.gather(*(hang_up(number) for number in range(200)))
+            over = True
+            await looking
+            end = time.monotonic() + 20
+            while await running(client, pair, "cap"):
+                assert time.monotonic() < end
+                await asyncio.sleep(0.05)
+        return most
+
+    assert 1 <= asyncio.run(scenario()) <= 4
+    assert pair.ask(0, key).headers["ratelimit"] == '"concurrency";r=4;t=0'
+
+
+async def running(client: httpx.AsyncClient, pair: Pair, tenant: str) -> int:
+    """Sequences of the tenant in both engines, waiting ones included."""
+    total = 0.0
+    for replica in pair.replicas:
+        page = (await client.get(f"{replica.url}/metrics")).text
+        found = re.findall(
+            rf'^watermaster_(?:running|waiting)_sequences\{{.*tenant="{tenant}".*\}} (\S+)$',
+            page,
+            re.MULTILINE,
+        )
+        total += sum(map(float, found))
+    return int(total)
+
+
+def test_one_call_at_a_time_from_server_to_server(pair):
+    key = pair.tenant("single", concurrency=1)
+    for number in range(12):
+        answer = pair.ask(number // 2 % 2, key, max_tokens=1)
+        assert answer.status_code == 200, answer.text
+
+
+def test_what_a_killed_server_held_comes_back(pair):
+    """When its lease is over, unless it is started again; what it had reserved stays spent."""
+    key = pair.tenant("lost", concurrency=2, tokens_per_day=1000)
+    lost = pair.replicas[0]
+    body = BODY | {"max_tokens": 300, "stream": True}
+    headers = {"authorization": f"Bearer {key}"}
+    with (
+        httpx.stream("POST", f"{lost.url}/v1/completions", json=body, headers=headers) as first,
+        httpx.stream("POST", f"{lost.url}/v1/completions", json=body, headers=headers) as second,
+    ):
+        assert (first.status_code, second.status_code) == (200, 200)
+        assert pair.ask(1, key).json()["error"]["limit"] == "concurrency"
+        os.kill(lost.process.pid, signal.SIGKILL)
+        lost.process.wait()
+    killed = time.monotonic()
+    while pair.ask(1, key, max_tokens=1).status_code == 429:
+        assert time.monotonic() < killed + LEASE + 10
+        time.sleep(0.1)
+    # What the killed server had reserved is spent: 2 x 301 tokens, and 2 of the call just now.
+    refused = pair.ask(1, key, max_tokens=397)
+    assert refused.json()["error"]["remaining"] == 1000 - 602 - 2

@@ -1,0 +1,117 @@
+"""The script of leases against every order of events: reports that come twice or are lost,
+replicas that die, limits that change."""
+
+import json
+import random
+
+import pytest
+
+from tenants.book import Book, Reservation
+from tenants.connection import Connection
+from tenants.leases import as_grant, as_row
+from tenants.limits import Limit, Measure, Window
+
+pytestmark = [pytest.mark.anyio, pytest.mark.server]
+
+LEASE = 10**12  # ns; what ends here ends by dying
+STEPS = 60
+
+
+class World:
+    """Replicas of one tenant, and the truth about what they did."""
+
+    def __init__(self, connection: Connection, seed: int) -> None:
+        self.connection = connection
+        self.random = random.Random(seed)
+        self.key = f"wm:limits:world{seed}"
+        self.limits = (
+            Limit("concurrency", Measure.CONCURRENCY, Window.HELD, self.random.randint(1, 6)),
+            Limit("tokens_per_month", Measure.TOKENS, Window.MONTH, 1000),
+        )
+        self.calls = 0
+        self.spent = 0  # of calls that are over, and of those that died: all they had reserved
+        self.replicas = {name: self.new() for name in "abc"}
+
+    def new(self):
+        self.calls += 1
+        return {"book": Book(self.limits, 0), "life": self.calls, "open": []}
+
+    def reserve(self, me):
+        amount = self.random.choice((1, 20, 150, 400))
+        demand = {Measure.CONCURRENCY: 1, Measure.TOKENS: amount}
+        taken = me["book"].reserve(demand, 0)
+        if isinstance(taken, Reservation):
+            me["open"].append((taken, amount))
+            return []
+        return [demand]
+
+    def settle(self, me):
+        if me["open"]:
+            taken, amount = me["open"].pop(self.random.randrange(len(me["open"])))
+            used = self.random.randint(0, amount)
+            assert taken.settle({Measure.TOKENS: used})
+            self.spent += used
+
+    async def exchange(self, name, waiting=(), *, times=1, answered=True):
+        me = self.replicas[name]
+        self.calls += 1
+        rows = [as_row(report) for report in me["book"].report(waiting)]
+        call = json.dumps([self.calls, False, rows])
+        for _ in range(times):
+            arguments = [f"{name}.{me['life']}", f"{name}.", "60000", "600000", call]
+            (answer,) = await self.connection.run("lease", [self.key], arguments)
+        if answered:
+            me["book"].renew([as_grant(row) for row in answer], 0, LEASE)
+
+    async def die(self, name):
+        """After its last report; what is not reported is lost, and stands in the docs."""
+        await self.exchange(name, answered=False)
+        self.spent += sum(amount for _, amount in self.replicas[name]["open"])
+        self.replicas[name] = self.new()
+
+    def check(self):
+        everybody = self.replicas.values()
+        assert sum(len(me["open"]) for me in everybody) <= self.limits[0].amount
+        reserved = sum(amount for me in everybody for _, amount in me["open"])
+        assert self.spent + reserved <= self.limits[1].amount
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_no_order_of_events_spends_more_than_the_limit(connection, seed):
+    world = World(connection, seed)
+    for _ in range(STEPS):
+        name = world.random.choice("abc")
+        me = world.replicas[name]
+        match world.random.choice(("call", "call", "call", "settle", "settle", "odd", "die")):
+            case "call":
+                waiting = world.reserve(me)
+                if waiting:
+                    await world.exchange(name, waiting)
+                    world.reserve(me)
+            case "settle":
+                world.settle(me)
+                await world.exchange(name, times=world.random.randint(1, 2))
+            case "odd":
+                await world.exchange(name, answered=False)
+            case "die" if world.random.random() < 0.2:
+                await world.die(name)
+        world.check()
+
+
+@pytest.mark.parametrize("seed", range(40, 50))
+async def test_everything_comes_back_in_the_end(connection, seed):
+    world = World(connection, seed)
+    for name in "abcabcabc":
+        for _ in range(3):
+            waiting = world.reserve(world.replicas[name])
+            await world.exchange(name, waiting)
+    for name in "abc":
+        while world.replicas[name]["open"]:
+            world.settle(world.replicas[name])
+        await world.exchange(name)
+    rest = {Measure.CONCURRENCY: world.limits[0].amount, Measure.TOKENS: 1000 - world.spent}
+    await world.exchange("a", [rest])
+    for name in "bcbc":  # they learn that one is short, and then give up what they do not use
+        await world.exchange(name)
+    await world.exchange("a", [rest])
+    assert isinstance(world.replicas["a"]["book"].reserve(rest, 0), Reservation)
