@@ -10,6 +10,7 @@ from gateway.config import StoreSettings
 from gateway.store_health import StoreHealth
 from telemetry.clock import Clock
 from tenants.auth import Authenticator
+from tenants.connection import cancelled
 from tenants.embedded import EmbeddedStoreError, EmbeddedValkey
 from tenants.leases import Leases
 from tenants.replica import Replica, claim
@@ -72,9 +73,7 @@ async def connected(
     try:
         yield access
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+        await cancelled(*tasks)
         await leases.close()
         await store.close()
 

@@ -4,6 +4,7 @@ Any single Redis (6.2 or later) or Valkey server, with or without replicas; not 
 since a script may reach a record whose name it finds in another.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -27,6 +28,7 @@ from tenants.scripts import sources
 
 _CONNECTIONS = 16
 _ANSWER_SECONDS = 2.0  # scripts take microseconds; a server later than this is not there
+_CANCEL_SECONDS = 0.2  # after which a cancellation is taken for swallowed
 _SILENCE_SECONDS = 5.0  # after which a subscription is asked whether it still stands
 # A server that was restarted is found again without the caller noticing; one that hangs costs
 # the caller one timeout, not three.
@@ -110,6 +112,18 @@ class Connection:
             return await retrying(once)
         except RedisError as error:
             raise StoreUnavailable(f"the store does not answer as it should: {error}") from error
+
+
+async def cancelled(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel tasks that use a connection, and wait for their ends.
+
+    One may be swallowed while redis-py connects and subscribes, so it is repeated.
+    """
+    pending: set[asyncio.Task[Any]] = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=_CANCEL_SECONDS)
 
 
 async def _hand_on(subscription: Any, on_message: Callable[[str], None]) -> None:

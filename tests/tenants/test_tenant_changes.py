@@ -7,7 +7,7 @@ import pytest
 
 from tenants.auth import AuthReason
 from tenants.changes import Change
-from tenants.connection import Connection
+from tenants.connection import Connection, cancelled
 from tenants.model import INFERENCE, READ, InvalidRecord, Tenant
 from tenants.store import KeyNotActive, NotFound, Store
 from tests.tenants.test_tenant_auth import WALL, World
@@ -179,3 +179,14 @@ async def test_a_bad_change_of_a_key_names_its_field(
         await store.update_key(world.public_id, **changes)
     assert refused.value.field == field
     assert await store.get_key(world.public_id) == before
+
+
+async def test_a_listener_ends_when_told_to_even_while_it_connects(valkey_url: str) -> None:
+    for head_start in range(12):  # turns of the loop; at some of them one is swallowed
+        connection = Connection(valkey_url)
+        listening = asyncio.create_task(connection.listen("channel", lambda _: None))
+        for _ in range(head_start):
+            await asyncio.sleep(0)
+        await asyncio.wait_for(cancelled(listening), 10)
+        assert listening.done()
+        await connection.close()
