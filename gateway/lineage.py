@@ -29,13 +29,14 @@ class Ids:
     run: str | None
     attempt: str | None
 
-    def lineage(self, tenant: str) -> Lineage:
+    def lineage(self, tenant: str, key: str = "") -> Lineage:
         return Lineage(
             tenant=tenant,
             task=self.task or self.request,
             run=self.run or self.request,
             attempt=self.attempt or self.request,
             request=self.request,
+            key=key,
         )
 
 

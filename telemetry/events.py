@@ -214,11 +214,21 @@ class Charge(NamedTuple):
     cost: float
 
 
+class Repeat(NamedTuple):
+    """`sequence` computed `tokens` again, at the expense of a tenant's key: whoever caused it."""
+
+    sequence: int
+    tenant: str
+    key: str
+    tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class ServiceCharged:
     """The bills of one step: the fields of `Charge` as columns, an entry a flow.
 
-    One event for all, since there may be hundreds in a step of some milliseconds.
+    One event for all, since there may be hundreds in a step of some milliseconds. `repeats` is the
+    rework once more, by the sequences that did it and by who pays.
     """
 
     now: int
@@ -228,6 +238,7 @@ class ServiceCharged:
     output_tokens: tuple[int, ...]
     rework_tokens: tuple[int, ...]
     costs: tuple[float, ...]
+    repeats: tuple[Repeat, ...] = ()
 
     def charges(self) -> Iterator[Charge]:
         """The bills one by one."""

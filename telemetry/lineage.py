@@ -8,7 +8,8 @@ class Lineage:
     """tenant > task > run > attempt > request; a sequence id is added by the engine.
 
     A task is the caller's goal, a run one execution of a workflow, an attempt one try of a
-    model call, a request one gateway call. Ids are compared whole, never by prefix.
+    model call, a request one gateway call. Ids are compared whole, never by prefix. `key` is the
+    public id of the API key that called, for the account; it takes no part in cancellation.
     """
 
     tenant: str
@@ -16,6 +17,7 @@ class Lineage:
     run: str
     attempt: str
     request: str
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,14 @@
 """The bills of one step: prompt work and rework as they are planned, output as it is committed."""
 
 from policies.fairness.tree import Flow
-from telemetry.events import ServiceCharged
+from telemetry.events import Repeat, ServiceCharged
+from telemetry.lineage import Lineage
 
 
 class Bills:
     """What a step costs each flow: tokens by kind, and cost units before division by weight."""
 
-    __slots__ = ("_costs", "_flows", "_output", "_prompt", "_rework", "_rows")
+    __slots__ = ("_costs", "_flows", "_output", "_prompt", "_repeats", "_rework", "_rows")
 
     def __init__(self) -> None:
         self._flows: list[Flow] = []
@@ -16,6 +17,7 @@ class Bills:
         self._output: list[int] = []
         self._rework: list[int] = []
         self._costs: list[float] = []
+        self._repeats: list[Repeat] = []
 
     @property
     def prompt_tokens(self) -> int:
@@ -33,6 +35,10 @@ class Bills:
         self._prompt[row] += prompt
         self._rework[row] += rework
         self._costs[row] += cost
+
+    def repeat(self, sequence: int, payer: Lineage, tokens: int) -> None:
+        """Note whose work it was for which `sequence` computes `tokens` again."""
+        self._repeats.append(Repeat(sequence, payer.tenant, payer.key, tokens))
 
     def charge_output(self, flows: list[Flow], tokens: list[int], costs: list[float]) -> None:
         """Add committed output tokens to the bills of `flows`."""
@@ -55,6 +61,7 @@ class Bills:
             tuple(self._output),
             tuple(self._rework),
             tuple(self._costs),
+            tuple(self._repeats),
         )
 
     def __bool__(self) -> bool:

@@ -43,7 +43,7 @@ from telemetry.events import (
 )
 
 KIND = "watermaster command log"
-FORMAT = 1
+FORMAT = 2
 STOPPED = "stopped"  # the reason of an end at which nothing was left out
 KEY_BYTES = 32
 ALIAS_BYTES = 10  # a million different blocks collide with a chance of one in 10^12

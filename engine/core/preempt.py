@@ -60,8 +60,7 @@ def _scheduled(state: KernelState, victim: Sequence) -> int:
 
 
 def _bill(state: KernelState, victim: Sequence, lost: range, beneficiary: Sequence | None) -> None:
-    payer = victim.flow if beneficiary is None else beneficiary.flow
-    incur(state.tree, state.cost, victim, lost, payer)
+    incur(state.tree, state.cost, victim, lost, beneficiary or victim)
 
 
 def computed_of(state: KernelState, sequence: Sequence) -> int:

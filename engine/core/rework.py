@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from policies.cost import Cost
 from policies.fairness.tree import Flow, FlowTree
+from telemetry.lineage import Lineage
 
 if TYPE_CHECKING:
     from engine.core.sequence import Sequence
@@ -18,15 +19,19 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Debt:
-    """Positions below `end`, down to the debt before, are computed again at `payer`'s expense."""
+    """Positions below `end`, down to the debt before, are computed again at `payer`'s expense,
+
+    because of work of `lineage`.
+    """
 
     end: int
     payer: Flow
+    lineage: Lineage
     advance: float = 0.0  # charged to `payer` and not yet settled
 
 
-def incur(tree: FlowTree, cost: Cost, victim: "Sequence", lost: range, payer: Flow) -> None:
-    """`victim` must compute `lost` again because of `payer`. Older debts below its end are over:
+def incur(tree: FlowTree, cost: Cost, victim: "Sequence", lost: range, causer: "Sequence") -> None:
+    """`victim` must compute `lost` again because of `causer`. Older debts below its end are over:
 
     those positions had been computed again.
     """
@@ -35,8 +40,8 @@ def incur(tree: FlowTree, cost: Cost, victim: "Sequence", lost: range, payer: Fl
         if debt.end <= lost.stop:
             _settle(tree, debt, debt.advance)
     older = [debt for debt in victim.debts if debt.end > lost.stop]
-    victim.debts = [Debt(lost.stop, payer, advance), *older]
-    tree.charge(payer, advance)
+    victim.debts = [Debt(lost.stop, causer.flow, causer.lineage, advance), *older]
+    tree.charge(causer.flow, advance)
 
 
 def shares(sequence: "Sequence", start: int, end: int) -> Iterator[tuple[Debt | None, int, int]]:

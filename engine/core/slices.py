@@ -75,6 +75,8 @@ def _bill_rework(
         cost = state.cost.prompt(first, last)
         payer = sequence.flow if debt is None else debt.payer
         charge(state, draft, payer, cost, rework=last - first)
+        because_of = sequence.lineage if debt is None else debt.lineage
+        draft.bills.repeat(sequence.id, because_of, last - first)
         if debt is not None:
             settle(state.tree, debt, cost)
 

@@ -324,5 +324,7 @@ class KernelState:
         if group.leader is gone:
             group.leader = group.forks.pop(0) if group.forks else None
             if group.leader is not None:
-                group.leader.debts = [Debt(debt.end, debt.payer) for debt in gone.debts]
+                group.leader.debts = [
+                    Debt(debt.end, debt.payer, debt.lineage) for debt in gone.debts
+                ]
                 self.queue(group.leader, now)

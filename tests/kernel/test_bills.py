@@ -132,6 +132,11 @@ def check_rework(world: World) -> None:
         billed[event.flow] += event.rework_tokens
     recount = Recount(world.events).rework
     assert +billed == +recount
+    named: Counter[Flow] = Counter()
+    for charged in world.of(ServiceCharged):
+        for repeat in charged.repeats:
+            named[repeat.tenant,] += repeat.tokens
+    assert +named == +billed
     assert sum(e.recomputed_tokens for e in world.of(StepCommitted)) == billed.total()
     assert sum(e.recomputed_tokens for e in world.of(SequenceEnded)) == billed.total()
 

@@ -87,6 +87,7 @@ class World:
         task: str = "task",
         run: str = "run",
         attempt: str = "attempt",
+        key: str = "",
         salt: bytes | None = None,
         sampling: Sampling | None = None,
         **fields,
@@ -98,7 +99,7 @@ class World:
         salt = salt or salt_of(tenant)
         self.apply(
             Submit(
-                lineage=Lineage(tenant, task, run, attempt, f"req-{numbers[0]}"),
+                lineage=Lineage(tenant, task, run, attempt, f"req-{numbers[0]}", key),
                 sequences=numbers,
                 flow=(FlowNode(tenant, weight, priority),),
                 prompt=array,

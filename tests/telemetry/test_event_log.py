@@ -76,7 +76,7 @@ def test_a_line_names_the_type_and_sorts_the_fields() -> None:
     )
     assert encode(refused) == (
         b'{"cause":"queue_full","detail":"say \\"no\\"\\n","event":"SequenceRefused","lineage":'
-        b'{"attempt":"a","request":"q","run":"r","task":"t","tenant":"gold"},"now":7,'
+        b'{"attempt":"a","key":"","request":"q","run":"r","task":"t","tenant":"gold"},"now":7,'
         b'"promised":false,"retry_after":null,"sequence":1}'
     )
 
