@@ -16,6 +16,7 @@ from gateway.config_admission import AdmissionSettings
 from gateway.config_model import ModelSettings
 from gateway.config_prices import PriceSettings
 from gateway.config_section import Count, File, Folder, Seconds, Section, Text
+from gateway.config_usage import UsageSettings
 from gateway.flows import DOMAINS
 from policies.config import ORDERINGS, PREEMPTIONS, PolicyConfig
 from policies.cost import NAMES as COSTS
@@ -262,7 +263,8 @@ class StoreSettings(Section):
     Valkey is started."""
 
     data_dir: Folder = Path(".watermaster")
-    """Folder of the embedded store, the demo keys, and what this server must find again."""
+    """Folder of the embedded store, the demo keys, the usage journal, and what else this server
+    must find again."""
 
     lease: Annotated[float, Field(ge=1, le=3600)] = 45.0
     """Seconds for which a server may go on with its share of tenants' limits while the store is
@@ -311,6 +313,7 @@ class Settings(Section):
     admission: AdmissionSettings = AdmissionSettings()
     engine: EngineSettings = EngineSettings()
     prices: PriceSettings = PriceSettings()
+    usage: UsageSettings = UsageSettings()
     store: StoreSettings = StoreSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     log: LogSettings = LogSettings()

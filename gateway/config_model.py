@@ -4,13 +4,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from gateway.config_section import Folder, Section, Text
+from gateway.config_section import Folder, Name, Section, Text
 
 
 class ModelSettings(Section):
     """The model that is served."""
 
-    id: Text = "smollm2-135m"
+    id: Name = "smollm2-135m"
     """The name under which callers ask for the model."""
 
     source: Text = "smollm2-135m"
@@ -22,7 +22,7 @@ class ModelSettings(Section):
     its deadline: calls that ask for the model `auto`, and those of tenants whose `on_infeasible` is
     `route`. Absent: none."""
 
-    fallback_id: Text = "fallback"
+    fallback_id: Name = "fallback"
     """The name under which callers ask for the second model itself, and find it in its answers."""
 
     cache: Folder | None = None

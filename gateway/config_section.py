@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, le=3600)]
 Text = Annotated[str, Field(min_length=1)]
+Name = Annotated[str, Field(min_length=1, max_length=200)]
 File = Annotated[Path, Field(strict=False)]  # TOML knows no paths; a string is meant
 Folder = File
 

@@ -57,6 +57,7 @@ class Reason(StrEnum):
     SERVER_BUSY = "server_busy"
     ENGINE_NOT_READY = "engine_not_ready"
     STORE_UNAVAILABLE = "store_unavailable"
+    USAGE_UNRECORDED = "usage_unrecorded"
     INTERNAL = "internal"
 
 
@@ -274,6 +275,14 @@ TABLE: Mapping[Cause | Reason, Row] = {
         "API keys cannot be checked at the moment; retry after the time given.",
         Retry.LATER,
         2000,
+    ),
+    Reason.USAGE_UNRECORDED: Row(
+        503,
+        "overloaded_error",
+        "usage_unrecorded",
+        "Usage cannot be written down at the moment; retry after the time given.",
+        Retry.LATER,
+        5000,
     ),
     Cause.DEADLINE: Row(
         504, "timeout_error", "deadline_exceeded", "The deadline passed.", Retry.NEVER

@@ -23,9 +23,16 @@ class Health:
         )
 
     async def ready(self, _: Request) -> JSONResponse:
-        """200 while new work is taken, 503 that says why otherwise; both say how the store is."""
+        """200 while new work is taken, 503 that says why otherwise.
+
+        Both say how the store is and where usage is kept.
+        """
         states = self._states()
-        facts = {"models": states, "store": self._gateway.access.health.describe()}
+        facts = {
+            "models": states,
+            "store": self._gateway.access.health.describe(),
+            "usage": self._gateway.ledger.describe(),
+        }
         if self._gateway.draining:
             raise ApiError(Cause.DRAINING, facts=facts)
         if any(state != EngineState.READY for state in states.values()):
@@ -34,8 +41,9 @@ class Health:
 
     async def metrics(self, _: Request) -> Response:
         """The Prometheus page."""
-        page = self._gateway.metrics() + self._gateway.access.health.metrics()
-        page += self._gateway.quota.metrics()
+        gateway = self._gateway
+        page = gateway.metrics() + gateway.access.health.metrics()
+        page += gateway.quota.metrics() + gateway.ledger.metrics()
         return Response(page, media_type="text/plain; version=0.0.4")
 
     def _states(self) -> dict[str, str]:

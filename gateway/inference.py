@@ -76,10 +76,12 @@ class Inference:
         gateway = self._gateway
         if gateway.draining:
             raise ApiError(Cause.DRAINING)
+        if gateway.ledger.full:
+            raise ApiError(Reason.USAGE_UNRECORDED)
         principal = await authenticate(call.headers, gateway.authenticator, INFERENCE)
         baggage = call.headers.getlist("baggage")
         ids = read_ids(call.headers, call.request_id, baggage)
-        lineage = ids.lineage(principal.tenant.id)
+        lineage = ids.lineage(principal.tenant.id, principal.key.public_id)
         instants, timeouts = read_deadlines(call.headers, gateway.clock)
         if ids.task is not None and timeouts.end is not None:
             fixed = gateway.task_deadlines.fix(lineage.tenant, ids.task, timeouts.end)

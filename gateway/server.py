@@ -30,8 +30,11 @@ from gateway.lifecycle import Signals, drain, until_over
 from gateway.model_source import ModelSource, executor_factory, find_model, kernel_config
 from gateway.observers import Observer, Observers
 from gateway.state import EdgeLimits, Gateway, ServedModel
-from gateway.store_access import open_store
+from gateway.store_access import StoreAccess, open_store
 from telemetry.clock import Clock, SystemClock
+from tenants.ledger.journal import Journal
+from tenants.ledger.ledger import Ledger, LedgerConfig
+from tenants.ledger.usage_store import UsageStore
 
 CLOSING_SECONDS = 5  # for answers in flight to leave after the engine has stopped
 KEEP_ALIVE = 30  # seconds an idle connection is kept for its caller's next request
@@ -65,46 +68,69 @@ async def _run(settings: Settings, listener: socket.socket) -> int:
     clock = SystemClock()
     async with open_store(settings.store, clock) as access:
         observers = Observers(settings.telemetry, clock)
-        models = await _build_models(settings, clock, observers)
-        engines = EngineRegistry()
-        for model in models:
-            engines.add(model.engine)
+        ledger = _ledger(settings, access, clock)
+        models = await _build_models(settings, clock, observers, ledger)
         gateway = Gateway(
             models={model.id: model for model in models},
             access=access,
+            ledger=ledger,
             clock=clock,
             metrics=observers.metrics,
             tracing=observers.tracing,
             limits=_edge_limits(settings.server, settings.policy.domain),
         )
-        http = _http_server(settings.server, gateway)
-        serving = asyncio.create_task(http.serve([listener]))
-        for engine in engines:
-            engine.start()
-        try:
-            code = await until_over(engines, signals, lambda: _announce(settings, models, listener))
-            gateway.draining = True
-            await drain(engines, signals, settings.server.drain_grace)
-        finally:
-            http.should_exit = True
-            await serving
-            gateway.close()
-            observers.flush()
-            await asyncio.to_thread(observers.tracing.close)
+        async with ledger.running():
+            code = await _serve(settings, gateway, signals, listener)
+        observers.flush()
+        await asyncio.to_thread(observers.tracing.close)
     logger.info("stopped")
     return code
 
 
+async def _serve(
+    settings: Settings, gateway: Gateway, signals: Signals, listener: socket.socket
+) -> int:
+    models = list(gateway.models.values())
+    engines = EngineRegistry()
+    for model in models:
+        engines.add(model.engine)
+    http = _http_server(settings.server, gateway)
+    serving = asyncio.create_task(http.serve([listener]))
+    for engine in engines:
+        engine.start()
+    try:
+        code = await until_over(engines, signals, lambda: _announce(settings, models, listener))
+        gateway.draining = True
+        await drain(engines, signals, settings.server.drain_grace)
+    finally:
+        http.should_exit = True
+        await serving
+        gateway.close()
+    return code
+
+
+def _ledger(settings: Settings, access: StoreAccess, clock: Clock) -> Ledger:
+    usage = settings.usage
+    config = LedgerConfig(
+        folder=settings.store.data_dir.expanduser() / "usage",
+        interval=usage.flush_interval,
+        most_bytes=usage.journal_bytes,
+    )
+    return Ledger(config, UsageStore(access.store.connection, usage.retention_days), clock)
+
+
 async def _build_models(
-    settings: Settings, clock: Clock, observers: Observers
+    settings: Settings, clock: Clock, observers: Observers, ledger: Ledger
 ) -> list[ServedModel]:
     """The preferred model first."""
     first, second = settings.model, settings.model.of_fallback()
     if second is None:
-        return [await _build_model(settings, first, clock, observers)]
+        return [await _build_model(settings, first, clock, observers, ledger)]
     # Both look at the memory that is free now, so each takes half of what it would alone.
-    fallback = await _build_model(settings, second, clock, observers, engines=2)
-    preferred = await _build_model(settings, first, clock, observers, fallback, engines=2)
+    fallback = await _build_model(settings, second, clock, observers, ledger, engines=2)
+    preferred = await _build_model(
+        settings, first, clock, observers, ledger, fallback=fallback, engines=2
+    )
     return [preferred, fallback]
 
 
@@ -113,6 +139,7 @@ async def _build_model(
     model: ModelSettings,
     clock: Clock,
     observers: Observers,
+    ledger: Ledger,
     fallback: ServedModel | None = None,
     engines: int = 1,
 ) -> ServedModel:
@@ -120,7 +147,9 @@ async def _build_model(
     codec = await asyncio.to_thread(TextCodec.load, source.path)
     logger.info("loading %s as %s on %s", source.path, source.dtype, source.device)
     observer, prices = observers.of(model.id), settings.prices
-    engine = _build_engine(settings, model, source, clock, observer, engines)
+    price = prices.of_model() if model is settings.model else prices.of_fallback()
+    journal = ledger.journal(model.id, price)
+    engine = _build_engine(settings, model, source, clock, observer, journal, engines)
     return ServedModel(
         id=engine.name,
         engine=engine,
@@ -128,7 +157,7 @@ async def _build_model(
         history=observer.history,
         context=engine.status().config.max_context,
         created=int(time.time()),
-        price=prices.of_model() if model is settings.model else prices.of_fallback(),
+        price=price,
         fallback=fallback,
     )
 
@@ -139,6 +168,7 @@ def _build_engine(
     source: ModelSource,
     clock: Clock,
     observer: Observer,
+    journal: Journal,
     engines: int,
 ) -> Engine:
     policy = settings.policy.to_config(settings.admission)
@@ -156,6 +186,7 @@ def _build_engine(
         ),
         salt=(source.revision,),
         on_events=observer.pump.post,
+        book=journal.book,
     )
 
 

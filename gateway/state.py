@@ -15,6 +15,7 @@ from gateway.workers import Workers
 from telemetry.clock import Clock
 from telemetry.tracing import Tracing
 from tenants.auth import Authenticator
+from tenants.ledger.ledger import Ledger
 from tenants.prices import FREE, Price
 
 
@@ -58,6 +59,7 @@ class Gateway:
 
     models: Mapping[str, ServedModel]
     access: StoreAccess
+    ledger: Ledger
     clock: Clock
     metrics: Callable[[], bytes]
     tracing: Tracing

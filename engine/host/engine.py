@@ -16,7 +16,7 @@ from engine.core.plan import IntArray, Sampling
 from engine.core.pressure import Inquiry, Pressure
 from engine.host.command_log import CommandLogConfig
 from engine.host.generation import MAX_BUFFERED_TOKENS, Generation
-from engine.host.worker import AnyExecutor, EngineState, EngineWorker, Load
+from engine.host.worker import AnyExecutor, Book, EngineState, EngineWorker, Load, keep_no_book
 from telemetry.clock import NANOSECONDS, Clock
 from telemetry.events import Cause, Event
 from telemetry.lineage import Lineage
@@ -76,7 +76,10 @@ class EngineStatus:
 
 
 class Engine:
-    """One model's engine. Built, started and read on one event loop; `post` is thread-safe."""
+    """One model's engine. Built, started and read on one event loop; `post` is thread-safe.
+
+    `book` is called on the engine thread with what was decided, before any of it is handed out.
+    """
 
     def __init__(
         self,
@@ -88,6 +91,7 @@ class Engine:
         host: HostConfig | None = None,
         salt: tuple[str, ...] = (),
         on_events: Callable[[list[Event]], None] = lambda _events: None,
+        book: Book = keep_no_book,
     ) -> None:
         self.name = name
         self._kernel = kernel
@@ -108,6 +112,7 @@ class Engine:
             self,
             self._host.max_restarts,
             self._host.command_log,
+            book,
         )
 
     def start(self) -> None:

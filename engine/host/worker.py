@@ -28,6 +28,11 @@ IDLE_WAIT = 1.0  # seconds between looks at the clock while nothing happens
 MOST_ANSWERS = 8  # to those who ask how they stand, in one iteration
 
 AnyExecutor = Executor[Any]
+Book = Callable[[list[Event]], None]
+
+
+def keep_no_book(_events: list[Event]) -> None:
+    """For whoever bills nobody."""
 
 
 class EngineState(StrEnum):
@@ -79,6 +84,7 @@ class EngineWorker:
         listener: Listener,
         max_restarts: int,
         command_log: CommandLogConfig | None = None,
+        book: Book = keep_no_book,
     ) -> None:
         self.load = Load()
         self.busy_since: float | None = None  # time.monotonic() at the start of the iteration
@@ -92,6 +98,7 @@ class EngineWorker:
         self._failures: deque[float] = deque(maxlen=max_restarts + 1)
         self._command_log = command_log
         self._log: CommandLog | None = None
+        self._book = book
         self._scheduler = Scheduler(config)
         self._mailbox: deque[Command] = deque()
         self._questions: deque[tuple[Inquiry, Callable[[Pressure | Exception], None]]] = deque()
@@ -176,6 +183,7 @@ class EngineWorker:
         if events:
             if self._log:
                 self._log.events(events)
+            self._book(events)  # before anybody is handed what it counts
             self._listener.on_events(events)
         if outputs:
             self._listener.on_outputs(outputs)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import httpx
@@ -39,6 +41,8 @@ from telemetry.event_log import EventLog
 from telemetry.events import Event, SequenceEnded
 from telemetry.metrics import MetricsFold
 from telemetry.tracing import Tracing
+from tenants.ledger.ledger import Ledger, LedgerConfig
+from tenants.ledger.usage_store import UsageStore
 from tenants.model import READ, Tenant
 from tenants.prices import FREE, Price
 from tenants.replica import lonely
@@ -308,8 +312,11 @@ class LiveServer:
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         clock = SystemClock()
-        async with connected(self.store_url, clock, lonely(), 45.0) as access:
-            await self._main_with(access, clock)
+        with TemporaryDirectory() as folder:
+            async with connected(self.store_url, clock, lonely(), 45.0) as access:
+                store = UsageStore(access.store.connection, retention_days=90)
+                self.ledger = Ledger(LedgerConfig(Path(folder)), store, clock)
+                await self._main_with(access, clock)
 
     async def _main_with(self, access: StoreAccess, clock: SystemClock) -> None:
         if self._fill_store:
@@ -334,6 +341,7 @@ class LiveServer:
         self.gateway = Gateway(
             models,
             access,
+            self.ledger,
             clock,
             render,
             self.tracing,
@@ -351,10 +359,11 @@ class LiveServer:
             model.engine.start()
             await model.engine.ready()
         serving = asyncio.create_task(self._server.serve([self._socket]))
-        self._started.set_result(None)
-        await serving
-        for model in models.values():
-            await model.engine.stop(0)
+        async with self.ledger.running():
+            self._started.set_result(None)
+            await serving
+            for model in models.values():
+                await model.engine.stop(0)
         self.gateway.close()
         self.tracing.close()
         self._socket.close()
@@ -381,6 +390,7 @@ class LiveServer:
             host=self._host,
             salt=(name,),
             on_events=pump.post,
+            book=self.ledger.journal(name, self._price).book,
         )
 
     async def _fill(self, store: Store) -> None:

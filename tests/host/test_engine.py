@@ -391,3 +391,25 @@ def test_the_registry_keeps_one_engine_a_model():
     assert registry.get("sim") is next(iter(registry))
     assert registry.get("other") is None
     assert len(registry) == 1
+
+
+def test_usage_is_written_down_before_anybody_is_handed_what_it_counts():
+    written = 0
+
+    def book(events: list) -> None:
+        nonlocal written
+        time.sleep(0.005)  # for the loop to be told too early, were it told too early
+        written += sum(sum(e.output_tokens) for e in events if isinstance(e, StepCommitted))
+
+    async def scenario():
+        engine = Engine("sim", KERNEL, simulated, SystemClock(), book=book)
+        engine.start()
+        generation = engine.generate(request(output=20))
+        received = 0
+        while outputs := await generation.next():
+            received += sum(len(output.tokens) for output in outputs)
+            assert received <= written
+        assert received == written == 20
+        await engine.stop(1)
+
+    run(scenario())

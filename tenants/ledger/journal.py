@@ -1,0 +1,121 @@
+"""One engine's usage journal on this machine's disk: written before tokens are handed out.
+
+A file that is being written is locked by its writer; the system releases the lock however the
+process ends, so whoever gets the lock of a file knows that nothing is added to it any more. A file
+that has grown long is left to whoever brings usage into the store, and another one is begun.
+"""
+
+import fcntl
+import logging
+import os
+import secrets
+from collections import deque
+from collections.abc import Iterable, Mapping
+from errno import ENOSPC
+from pathlib import Path
+
+from telemetry.clock import NANOSECONDS, Clock
+from telemetry.events import Event
+from telemetry.usage import Account, Usage, UsageFold
+from tenants.ledger.frames import HEADER_BYTES, encode, encode_header
+
+HOUR = 3600 * NANOSECONDS
+RETRY = NANOSECONDS  # between attempts to write to a disk that takes nothing
+SUFFIX = ".usage"
+
+log = logging.getLogger("watermaster.usage")
+
+
+class Journal:
+    """`book` is called by the engine thread; everything else may be read by others.
+
+    `live` is the id of the file being written and how many bytes of it are whole frames, header
+    included. `failing` while the disk takes nothing: usage then waits in memory, where a kill would
+    lose it, so no new work should be taken in.
+    """
+
+    def __init__(self, folder: Path, model: str, clock: Clock, file_bytes: int = 8 << 20) -> None:
+        """Raises OSError when `folder` cannot be written, ValueError for a name too long."""
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.model = model
+        self.live: tuple[str, int] | None = None
+        self.failing = False
+        self._folder = folder
+        self._clock = clock
+        self._file_bytes = file_bytes
+        self._fold = UsageFold()
+        self._waiting: deque[bytes] = deque()  # frames that are not written
+        self._retry_at = 0
+        self._file: int | None = self._begin()
+
+    def book(self, events: Iterable[Event]) -> None:
+        """Write down what `events` tell of usage. Never raises for a disk that is full or gone."""
+        used = self._fold.fold(events)
+        if used:
+            self.append(used)
+
+    def append(self, used: Mapping[Account, Usage]) -> None:
+        """Write one frame, and those that could not be written before."""
+        self._waiting.append(encode(self._clock.wall() // HOUR, used))
+        if self.failing and self._clock.now() < self._retry_at:
+            return
+        try:
+            self._write()
+        except OSError:
+            if not self.failing:
+                log.exception("usage cannot be written to %s and waits in memory", self._folder)
+            self.failing = True
+            self._retry_at = self._clock.now() + RETRY
+            self.close()  # whoever reads the file takes a torn frame at its end for what it is
+            return
+        if self.failing:
+            log.warning("usage is written to %s again", self._folder)
+            self.failing = False
+        if self.live is not None and self.live[1] >= self._file_bytes:
+            self.close()
+
+    def close(self) -> None:
+        """Leave the file to whoever brings it into the store; the next frame begins another."""
+        if self._file is not None:
+            self.live = None
+            os.close(self._file)
+            self._file = None
+
+    def _write(self) -> None:
+        if self._file is None:
+            self._file = self._begin()
+        while self._waiting:
+            frame = self._waiting[0]
+            done = os.write(self._file, frame)
+            if done < len(frame):
+                raise OSError(ENOSPC, f"only {done} of {len(frame)} bytes could be written")
+            self._waiting.popleft()
+            assert self.live is not None  # set with the file
+            self.live = (self.live[0], self.live[1] + len(frame))
+
+    def _begin(self) -> int:
+        """A new file, locked, with its header."""
+        while True:
+            file_id = secrets.token_hex(8)
+            path = self._folder / (file_id + SUFFIX)
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+            try:
+                # Somebody may have taken it for a dead one's before it was locked.
+                if locked(file) and os.fstat(file).st_nlink:
+                    os.write(file, encode_header(file_id, self.model))
+                    self.live = (file_id, HEADER_BYTES)
+                    return file
+            except (OSError, ValueError):
+                os.close(file)
+                path.unlink(missing_ok=True)
+                raise
+            os.close(file)
+
+
+def locked(file: int) -> bool:
+    """Lock an open file; False when somebody else has."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,129 @@
+"""Reading usage journals back: files and stretches of them. Blocking; call it in a thread."""
+
+import logging
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import NamedTuple
+
+from telemetry.usage import Usage
+from tenants.ledger.frames import HEADER_BYTES, NotAJournalError, decode, decode_header
+from tenants.ledger.journal import SUFFIX, locked
+
+CHUNK = 1 << 20  # bytes read at a time
+ROWS = 2000  # after which a stretch ends
+
+COLUMNS = tuple(column.name for column in fields(Usage))
+
+log = logging.getLogger("watermaster.usage")
+
+
+class Slot(NamedTuple):
+    """What usage is summed up by in one file; `hour` is hours since the Unix epoch."""
+
+    tenant: str
+    key: str
+    hour: int
+
+
+@dataclass(slots=True)
+class Stretch:
+    """The sums of whole frames up to offset `end`, counted from the end of the file's header."""
+
+    end: int
+    sums: dict[Slot, Usage] = field(default_factory=lambda: defaultdict(Usage))
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An open journal file; `until` is the offset up to which it may be read."""
+
+    file: int
+    file_id: str
+    model: str
+    until: int
+
+
+def names(folder: Path) -> list[str]:
+    """The ids of the files in `folder`."""
+    return sorted(
+        entry.name.removesuffix(SUFFIX)
+        for entry in os.scandir(folder)
+        if entry.name.endswith(SUFFIX)
+    )
+
+
+def path_of(folder: Path, file_id: str) -> Path:
+    return folder / (file_id + SUFFIX)
+
+
+@contextmanager
+def opened(folder: Path, file_id: str, model: str, written: int) -> Iterator[Source]:
+    """A file that is being written by this process, which has whole frames up to `written`."""
+    file = os.open(path_of(folder, file_id), os.O_RDONLY)
+    try:
+        yield Source(file, file_id, model, written - HEADER_BYTES)
+    finally:
+        os.close(file)
+
+
+@contextmanager
+def claimed(folder: Path, file_id: str) -> Iterator[Source | None]:
+    """A file nobody writes any more, as ours for now; None when there is no such file.
+
+    What is no journal is put aside, except what was killed before its header was written.
+    """
+    path = path_of(folder, file_id)
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:  # somebody else was quicker
+        yield None
+        return
+    try:
+        yield _source(path, file) if locked(file) else None
+    finally:
+        os.close(file)
+
+
+def _source(path: Path, file: int) -> Source | None:
+    size = os.fstat(file).st_size
+    try:
+        file_id, model = decode_header(os.pread(file, HEADER_BYTES, 0))
+    except NotAJournalError as error:
+        if size < HEADER_BYTES:
+            path.unlink(missing_ok=True)
+        else:
+            aside = path.with_suffix(".damaged")
+            log.error("%s is put aside as %s: %s", path, aside.name, error)  # noqa: TRY400
+            path.replace(aside)
+        return None
+    return Source(file, file_id, model, size - HEADER_BYTES)
+
+
+def read(source: Source, at: int) -> Stretch:
+    """Sum up frames from offset `at` on; an `end` of `at` means that there are no more."""
+    size = CHUNK
+    while True:
+        wanted = min(size, source.until - at)
+        decoded = decode(os.pread(source.file, wanted, HEADER_BYTES + at), at)
+        if decoded.frames or wanted == source.until - at:
+            break
+        size *= 2  # one frame is larger than that
+    stretch = Stretch(at)
+    for frame in decoded.frames:
+        for account, usage in frame.used.items():
+            _add(stretch.sums[Slot(*account, frame.hour)], usage)
+        stretch.end = frame.end
+        if len(stretch.sums) >= ROWS:
+            break
+    if decoded.damaged:
+        log.error("%d bytes of usage journal %s are damaged", decoded.damaged, source.file_id)
+    return stretch
+
+
+def _add(total: Usage, usage: Usage) -> None:
+    for column in COLUMNS:
+        setattr(total, column, getattr(total, column) + getattr(usage, column))

@@ -1,0 +1,122 @@
+"""Usage in the store, by tenant and hour.
+
+Records, all under the prefix `wm:`
+    usage:<tenant>:<hour>   hash; fields `<key>/<model>/<column>`; goes away with its age
+    usage-hours:<tenant>    sorted set of the hours in which the tenant used anything
+    usage-tenants           sorted set of tenants by the last such hour
+    usage-file:<file id>    how far a journal file has been added: the fence against a repeat
+
+Hours are counted from the Unix epoch.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from telemetry.usage import Account, Usage
+from tenants.connection import Connection
+from tenants.ledger.leftovers import COLUMNS, Slot, Stretch
+from tenants.prices import Price
+
+MONEY = "money_nanos"
+DAY = 86_400
+_PAGE = 200  # hours read in one round trip
+_HOUR = "wm:usage:"
+_HOURS = "wm:usage-hours:"
+_TENANTS = "wm:usage-tenants"
+
+
+@dataclass(frozen=True, slots=True)
+class UsageRow:
+    """One account's usage of one model in one hour; money in nanos of the operator's currency."""
+
+    account: Account
+    model: str
+    hour: int
+    usage: Usage
+    money_nanos: int
+
+
+class UsageStore:
+    """Everything raises StoreUnavailable. Hours older than `retention_days` are forgotten."""
+
+    def __init__(self, connection: Connection, retention_days: int) -> None:
+        self._connection = connection
+        self._retention = retention_days * DAY
+
+    async def position(self, file_id: str) -> int:
+        """How far a journal file has been added, counted from the end of its header."""
+        found = await self._connection.call(lambda client: client.get(_fence(file_id)))
+        return int(found or 0)
+
+    async def add(
+        self, file_id: str, model: str, begin: int, stretch: Stretch, price: Price
+    ) -> int:
+        """Add a stretch that begins at `begin`; returns how far the file has been added now.
+
+        A repeat changes nothing, and neither does a stretch that begins elsewhere.
+        """
+        head = [begin, stretch.end, self._retention, _HOUR, _HOURS, len(COLUMNS) + 1]
+        rows = [
+            part for slot, usage in stretch.sums.items() for part in _row(slot, model, usage, price)
+        ]
+        arguments = [str(part) for part in (*head, *COLUMNS, MONEY, *rows)]
+        return int(await self._connection.run("add_usage", [_fence(file_id), _TENANTS], arguments))
+
+    async def forget(self, file_id: str) -> None:
+        """The file is gone, so that nothing of it can come again."""
+        await self._connection.call(lambda client: client.delete(_fence(file_id)))
+
+    async def tenants(self) -> list[str]:
+        """Those with usage that is remembered, by id."""
+        found = await self._connection.call(lambda client: client.zrange(_TENANTS, 0, -1))
+        return sorted(found)
+
+    async def rows(self, tenant: str, begin: int, end: int) -> AsyncIterator[UsageRow]:
+        """The tenant's usage in the hours from `begin` up to and without `end`, in their order."""
+        hours = await self._connection.call(
+            lambda client: client.zrangebyscore(_HOURS + tenant, begin, f"({end}")
+        )
+        for start in range(0, len(hours), _PAGE):
+            page = hours[start : start + _PAGE]
+            records = await self._connection.call(partial(_read, tenant, page))
+            for hour, record in zip(page, records, strict=True):
+                for row in _rows(tenant, int(hour), record):
+                    yield row
+
+
+def _row(slot: Slot, model: str, usage: Usage, price: Price) -> tuple[object, ...]:
+    tokens = usage.prompt_tokens, usage.cached_tokens, usage.output_tokens
+    amounts = [getattr(usage, column) for column in COLUMNS]
+    return (slot.tenant, slot.hour, f"{slot.key}/{model}/", *amounts, price.nanos(*tokens))
+
+
+async def _read(tenant: str, hours: Sequence[str], client: Any) -> list[dict[str, str]]:
+    async with client.pipeline(transaction=False) as pipeline:
+        for hour in hours:
+            pipeline.hgetall(f"{_HOUR}{tenant}:{hour}")
+        records: list[dict[str, str]] = await pipeline.execute()
+        return records
+
+
+def _rows(tenant: str, hour: int, record: Mapping[str, str]) -> list[UsageRow]:
+    amounts: dict[tuple[str, str], dict[str, int]] = {}
+    for name, amount in record.items():
+        key, _, rest = name.partition("/")
+        model, _, column = rest.rpartition("/")
+        amounts.setdefault((key, model), {})[column] = int(amount)
+    return [
+        UsageRow(
+            Account(tenant, key),
+            model,
+            hour,
+            Usage(**{column: found.get(column, 0) for column in COLUMNS}),
+            found.get(MONEY, 0),
+        )
+        for (key, model), found in sorted(amounts.items())
+    ]
+
+
+def _fence(file_id: str) -> str:
+    return f"wm:usage-file:{file_id}"
