@@ -23,6 +23,7 @@ from gateway.openapi import OpenApi
 from gateway.state import Gateway
 from gateway.task_state import TaskState
 from gateway.tasks import Tasks
+from gateway.usage import UsageRoute
 
 
 def build_app(gateway: Gateway) -> Starlette:
@@ -39,6 +40,7 @@ def build_app(gateway: Gateway) -> Starlette:
             Route("/v1/tasks/{task}", TaskState(gateway).task),
             *Tasks(gateway).routes(),
             *Admin(gateway).routes(),
+            Route("/v1/usage", UsageRoute(gateway).usage),
             Route("/v1/requests/{request}/explain", Explain(gateway).request),
             Route("/health", health.health),
             Route("/ready", health.ready),

@@ -105,6 +105,8 @@ def _answer(operation: Operation) -> Json:
         content = {"application/json": {"schema": schema}}
     if operation.streams:
         content["text/event-stream"] = {"schema": {"type": "string"}}
+    if operation.also:
+        content[operation.also] = {"schema": {"type": "string"}}
     return {
         "description": operation.summary,
         "headers": headers.refer_headers((*headers.ANSWERS, *operation.limits)),

@@ -42,7 +42,9 @@ _ABSENT = frozenset({Reason.NOT_FOUND})
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """`members` are those that every successful JSON answer has; `text` if it is none.
+    """`members` are those that every successful JSON answer has; `text` if it is none, and
+
+    `also` what else it may be.
 
     `body` names a schema of `gateway.openapi_bodies`. `key` is whose key it needs, if any's.
     `limits` are the headers that tell how the tenant's stand.
@@ -62,6 +64,7 @@ class Operation:
     query: Mapping[str, tuple[Json, str]] = field(default_factory=dict)
     streams: bool = False
     text: str | None = None
+    also: str | None = None
 
     @property
     def codes(self) -> frozenset[Refusal]:
@@ -124,6 +127,15 @@ _ENDED = frozenset({Reason.NOT_FOUND, Reason.KEY_NOT_ACTIVE})
 _PAGE = {
     "limit": ({"type": "integer", "minimum": 1, "maximum": 100}, "Most tenants in the answer."),
     "after": ({"type": "string"}, "Only tenants whose ids come after this one."),
+}
+_TEXT: Json = {"type": "string"}
+_USAGE = {
+    "from": (_TEXT, "A date, an RFC 3339 time or Unix seconds; absent: 30 days ago."),
+    "to": (_TEXT, "Likewise, not included; absent: now. Hours count if they overlap the time."),
+    "key": (_TEXT, "The public id of a key."),
+    "model": (_TEXT, "A model."),
+    "by": (_TEXT, "Out of key, model, day and hour, with commas: a line for each combination."),
+    "format": ({"enum": ["json", "csv"]}, "Absent: as the accept header says, or JSON."),
 }
 
 OPERATIONS: tuple[Operation, ...] = (
@@ -189,6 +201,15 @@ OPERATIONS: tuple[Operation, ...] = (
         ("object", "request", "sequences"),
         refusals=_TENANTS | _VALUE | _ABSENT,
     ),
+    Operation(
+        "GET",
+        "/v1/usage",
+        "Tell what one's own tenant used, by key, model, day or hour, as JSON or CSV.",
+        ("object", "tenant", "from", "to", "by", "data"),
+        refusals=_TENANTS | _VALUE | {Reason.UNKNOWN_PARAMETER},
+        query=_USAGE,
+        also="text/csv",
+    ),
     _admin(
         "POST",
         "/tenants",
@@ -251,8 +272,8 @@ OPERATIONS: tuple[Operation, ...] = (
     _probe("/health", "Whether the process is worth keeping; 503 if not.", "status", "models"),
     _probe(
         "/ready",
-        "Whether new work is taken, and how the store is.",
-        *("status", "models", "store"),
+        "Whether new work is taken, how the store is, and where usage is kept.",
+        *("status", "models", "store", "usage"),
         refusals=frozenset({Cause.DRAINING, Reason.ENGINE_NOT_READY}),
     ),
     _probe("/metrics", "Prometheus' page.", text="text/plain"),

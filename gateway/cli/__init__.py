@@ -17,6 +17,7 @@ from gateway.cli.replay import replay
 from gateway.cli.serve import serve
 from gateway.cli.simulate import simulate
 from gateway.cli.tenants import tenants
+from gateway.cli.usage import usage
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -35,5 +36,8 @@ def main() -> None:
     """  # noqa: D301 - click reads the backspace
 
 
-for command in (serve, model, tenants, keys, admin, demo, config, bench, profile, simulate, replay):
+SERVING = (serve, model, tenants, keys, admin, usage, demo, config)
+MEASURING = (bench, profile, simulate, replay)
+
+for command in (*SERVING, *MEASURING):
     main.add_command(command)

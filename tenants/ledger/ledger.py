@@ -148,23 +148,41 @@ class Ledger:
             await asyncio.sleep(self._config.interval)
 
     async def flush(self) -> None:
-        """Bring everything into the store that is in the journals now. Raises StoreUnavailable."""
+        """Bring everything into the store that is in the journals now.
+
+        Raises StoreUnavailable, or OSError for journals that cannot be read.
+        """
         async with self._turn:
-            began = self._clock.now()
-            try:
-                for journal in self._journals:
-                    await self._flush_live(journal)
-                await self._flush_leftovers()
-            except (StoreUnavailable, OSError):
-                self._failures.add(1)
-                self._away = True
-                self._left = await asyncio.to_thread(self._measure)
-                raise
-            live = dict(filter(None, (journal.live for journal in self._journals)))
-            self._added = {name: at for name, at in self._added.items() if name in live}
-            self._left = 0
-            self._away = False
-            self._stored_at = began
+            await self._flush()
+
+    async def catch_up(self) -> None:
+        """The same for a reader, who gives up at once while the store is known to be away.
+
+        Readers that ask at the same time share a flush.
+        """
+        if self._away:
+            raise StoreUnavailable("the store was away a moment ago")
+        asked = self._clock.now()
+        async with self._turn:
+            if self._stored_at < asked:
+                await self._flush()
+
+    async def _flush(self) -> None:
+        began = self._clock.now()
+        try:
+            for journal in self._journals:
+                await self._flush_live(journal)
+            await self._flush_leftovers()
+        except (StoreUnavailable, OSError):
+            self._failures.add(1)
+            self._away = True
+            self._left = await asyncio.to_thread(self._measure)
+            raise
+        live = dict(filter(None, (journal.live for journal in self._journals)))
+        self._added = {name: at for name, at in self._added.items() if name in live}
+        self._left = 0
+        self._away = False
+        self._stored_at = began
 
     def _tell(self, attempt: RetryCallState) -> None:
         """Once for each time that it goes wrong."""

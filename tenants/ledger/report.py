@@ -1,6 +1,8 @@
 """Usage as people and programs ask for it: filtered, and summed up by what they want to compare."""
 
-from collections.abc import Sequence
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -11,7 +13,17 @@ from tenants.ledger.usage_store import UsageRow, UsageStore
 
 GROUPS = ("tenant", "key", "model", "day", "hour")
 HOUR = 3600  # seconds
+DEFAULT_SPAN = 30 * 86_400  # seconds
+_LATEST = 253_370_764_800  # the beginning of the year 9999
 SUMS = (*COLUMNS[:-1], "device_seconds", "money")  # columns of a line, after what it is for
+
+
+class InvalidQuestionError(ValueError):
+    """A part of a question makes no sense; `name` says which, and the text is a sentence."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.name = name
 
 
 class TooManyLinesError(Exception):
@@ -68,6 +80,50 @@ async def answer(store: UsageStore, question: Question, most: int) -> list[Line]
                 if len(lines) > most:
                     raise TooManyLinesError(f"the answer has more than {most} lines")
     return [lines[group] for group in sorted(lines)]
+
+
+def read_question(
+    given: Mapping[str, str], now: int, groups: Sequence[str], tenant: str | None = None
+) -> Question:
+    """The question in texts `from`, `to`, `key`, `model` and `by`; what is left out is its default:
+
+    the last 30 days, everything, by key and model. `now` is in Unix seconds; `by` names `groups`,
+    with commas. Raises InvalidQuestionError.
+    """
+    begin = read_instant("from", given["from"]) if "from" in given else now - DEFAULT_SPAN
+    end = read_instant("to", given["to"]) if "to" in given else now + 1
+    if begin >= end:
+        raise InvalidQuestionError("from", "'from' must lie before 'to'.")
+    by = tuple(name for name in given.get("by", "key,model").split(",") if name)
+    if len(set(by)) < len(by) or not set(by) <= set(groups):
+        raise InvalidQuestionError("by", f"'by' may name each of {', '.join(groups)} once.")
+    return Question(begin, end, tenant, given.get("key"), given.get("model"), by)
+
+
+def read_instant(name: str, text: str) -> int:
+    """Unix seconds of a date, an RFC 3339 instant or Unix seconds. Raises InvalidQuestionError."""
+    try:
+        if text.isascii() and text.isdigit() and len(text) <= 12:
+            instant = int(text)
+        else:
+            moment = datetime.fromisoformat(text)
+            instant = int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
+    except (ValueError, OverflowError):
+        instant = -1
+    if not 0 <= instant < _LATEST:
+        raise InvalidQuestionError(
+            name, f"'{name}' must be a date, an RFC 3339 time or Unix seconds, up to the year 9998."
+        )
+    return instant
+
+
+def as_csv(by: Sequence[str], lines: Iterable[Line]) -> str:
+    """A line of names first, as RFC 4180 has it."""
+    text = io.StringIO()
+    table = csv.DictWriter(text, (*by, *SUMS), lineterminator="\r\n")
+    table.writeheader()
+    table.writerows(line.describe() for line in lines)
+    return text.getvalue()
 
 
 def spell(unix_seconds: int) -> str:
