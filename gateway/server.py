@@ -79,10 +79,12 @@ async def _run(settings: Settings, listener: socket.socket) -> int:
             tracing=observers.tracing,
             limits=_edge_limits(settings.server, settings.policy.domain),
         )
-        async with ledger.running():
-            code = await _serve(settings, gateway, signals, listener)
-        observers.flush()
-        await asyncio.to_thread(observers.tracing.close)
+        try:
+            async with ledger.running():
+                code = await _serve(settings, gateway, signals, listener)
+        finally:
+            observers.flush()
+            await asyncio.to_thread(observers.tracing.close)
     logger.info("stopped")
     return code
 

@@ -9,8 +9,10 @@ from engine.host.engine import HostConfig
 from engine.runtime.text.codec import TextCodec
 from gateway.state import EdgeLimits
 from tenants.embedded import EmbeddedValkey
+from tenants.prices import Price
 from tests.gateway.live import LiveServer
 
+PRICE = Price(prompt=3.0, cached=1.0, output=10.0)
 TEXT = "The river 🏞️ flows wörldwide, through 東京 and on."
 
 
@@ -40,6 +42,7 @@ def shared_server(
         codec,
         EdgeLimits(max_requests=30, max_tenant_requests=20),
         HostConfig(max_buffered_tokens=2000),
+        price=PRICE,
     )
     server.start()
     yield server

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from tests.gateway.conftest import TEXT
-from tests.gateway.live import HELLO, MODEL, PRICE, LiveServer, eventually
+from tests.gateway.conftest import PRICE, TEXT
+from tests.gateway.live import HELLO, MODEL, LiveServer, eventually
 
 pytestmark = pytest.mark.model  # the text is that of the default model
 
