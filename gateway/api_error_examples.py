@@ -134,7 +134,8 @@ EXAMPLES: Mapping[str, Example] = {
             "engine_not_ready",
             "overloaded_error",
             None,
-            ', "models": {"…": "…"}, "store": {"state": "up"}, "retry_after_ms": "…"',
+            ', "models": {"…": "…"}, "store": {"state": "up"}, "usage": {"…": "…"}, '
+            '"retry_after_ms": "…"',
         ),
         503,
         "the model is loaded",
@@ -173,6 +174,9 @@ ELSEWHERE: Mapping[str, str] = {
     ),
     "internal_error": (
         "tests/gateway/test_refusals.py::test_an_unexpected_failure_is_500_without_details"
+    ),
+    "usage_unrecorded": (
+        "tests/gateway/test_usage.py::test_while_usage_cannot_be_written_down_no_new_work_is_taken"
     ),
     "numerical_error": "tests/kernel/test_cases.py::test_a_sequence_with_nan_logits_fails_alone",
     "shutting_down": (

@@ -132,6 +132,25 @@ OPERATIONS: Mapping[str, tuple[Example, ...]] = {
 }""",
         ),
     ),
+    "GET /v1/usage": (
+        _get(
+            "/v1/usage?by=key",
+            _KEY,
+            """{
+  "object": "usage", "tenant": "…", "from": "…", "to": "…", "by": ["key"],
+  "data": [{
+    "key": "…", "requests": "…", "prompt_tokens": "…", "cached_tokens": "…", "output_tokens": "…",
+    "aborted_tokens": "…", "recomputed_tokens": "…", "rework_tokens": "…", "device_seconds": "…",
+    "money": "…"
+  }]
+}""",
+        ),
+        _get(
+            "/v1/usage?by=model",
+            f"{_KEY} -H 'accept: text/csv'",
+            "model,requests,prompt_tokens,cached_tokens,output_tokens,…,device_seconds,money…",
+        ),
+    ),
     "GET /v1/tasks/{task}": (
         _get(
             "/v1/tasks/tour",
@@ -268,7 +287,10 @@ OPERATIONS: Mapping[str, tuple[Example, ...]] = {
         _get(
             "/ready",
             "",
-            '{"status": "ready", "models": {"…": "…"}, "store": {"state": "up"}}',
+            """{
+  "status": "ready", "models": {"…": "…"}, "store": {"state": "up"},
+  "usage": {"state": "stored", "pending_bytes": "…", "lag_seconds": "…"}
+}""",
         ),
     ),
     "GET /metrics": (_get("/metrics", "", "…watermaster_store_up 1.0…"),),
