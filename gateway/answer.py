@@ -9,8 +9,9 @@ from starlette.types import Send
 from engine.host.generation import Generation
 from gateway.call import send_json
 from gateway.choices import Choices, Delta
-from gateway.errors import ApiError, from_finished
+from gateway.errors import ApiError
 from gateway.ids import fresh
+from gateway.outcomes import from_finished
 from gateway.shape import Prepared, Shape
 from gateway.sse import EventStream
 from telemetry import semconv

@@ -74,6 +74,12 @@ EXAMPLES: Mapping[str, Example] = {
     "method_not_allowed": Example(
         f"curl -s -X DELETE $URL/v1/models {_KEY}", _answer("method_not_allowed", _INVALID), 405
     ),
+    "idempotency_key_reused": _chat(
+        "{" + _HI + "}",
+        422,
+        _answer("idempotency_key_reused", _INVALID, "idempotency-key"),
+        "-H 'idempotency-key: k1'",
+    ),
     "already_exists": Example(
         f'curl -s $URL/admin/tenants {_ADMIN} -d \'{{"id": "acme"}}\'',
         _answer("already_exists", "conflict_error"),
@@ -163,6 +169,13 @@ ELSEWHERE: Mapping[str, str] = {
     ),
     "insufficient_quota": (
         "tests/gateway/test_limits.py::test_a_budget_in_tokens_is_a_quota_and_stock_clients_give_up"
+    ),
+    "idempotent_call_running": (
+        "tests/gateway/test_idempotency.py::test_a_call_that_runs_elsewhere_is_409_until_it_is_done"
+    ),
+    "idempotent_answer_not_kept": (
+        "tests/gateway/test_idempotency.py"
+        "::test_answers_too_large_to_keep_are_refused_and_not_computed_again"
     ),
     "queue_full": "tests/gateway/test_refusals.py::test_a_full_queue_is_429",
     "deadline_infeasible": (

@@ -1,5 +1,7 @@
 """The HTTP application: every route and the one middleware, composed here and nowhere else."""
 
+from functools import partial
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -16,10 +18,12 @@ from gateway.edge import Edge
 from gateway.errors import ApiError, Reason
 from gateway.explain import Explain
 from gateway.health import Health
+from gateway.idempotency import Idempotency
 from gateway.inference import Inference
 from gateway.messages import MessagesShape
 from gateway.models import Models
 from gateway.openapi import OpenApi
+from gateway.pressure import PressureDesk
 from gateway.state import Gateway
 from gateway.task_state import TaskState
 from gateway.tasks import Tasks
@@ -28,15 +32,17 @@ from gateway.usage import UsageRoute
 
 def build_app(gateway: Gateway) -> Starlette:
     """The ASGI application that serves `gateway`."""
-    health, models = Health(gateway), Models(gateway)
+    health, models, desk = Health(gateway), Models(gateway), PressureDesk()
+    keyed = Idempotency(gateway.access.store.calls, gateway.clock, desk)
+    answers = partial(Inference, gateway, keyed)
     app = Starlette(
         routes=[
-            Route("/v1/chat/completions", Inference(gateway, ChatShape()), methods=["POST"]),
-            Route("/v1/completions", Inference(gateway, CompletionShape()), methods=["POST"]),
-            Route(MESSAGES_PATH, Inference(gateway, MessagesShape()), methods=["POST"]),
+            Route("/v1/chat/completions", answers(ChatShape()), methods=["POST"]),
+            Route("/v1/completions", answers(CompletionShape()), methods=["POST"]),
+            Route(MESSAGES_PATH, answers(MessagesShape()), methods=["POST"]),
             Route("/v1/models", models.list),
             Route("/v1/models/{model:path}", models.one),
-            Route("/v1/backpressure", Backpressure(gateway), methods=["GET"]),
+            Route("/v1/backpressure", Backpressure(gateway, desk), methods=["GET"]),
             Route("/v1/tasks/{task}", TaskState(gateway).task),
             *Tasks(gateway).routes(),
             *Admin(gateway).routes(),

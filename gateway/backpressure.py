@@ -34,9 +34,9 @@ State = Mapping[str, object]
 class Backpressure:
     """Whoever holds a key of the tenant may look. A stream ends when the key does."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, desk: PressureDesk) -> None:
         self._gateway = gateway
-        self._desk = PressureDesk()
+        self._desk = desk
         self._streams = Slots(MOST_STREAMS, MOST_OF_A_TENANT)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -129,6 +129,11 @@ def _describe(told: Pressure) -> State:
         "max_queued_requests": told.max_queued,
         "max_queued_tokens": told.max_queued_tokens,
         "promised_requests": told.promised,
-        "estimated_start_ms": None if told.start is None else round(told.start * 1000),
+        "estimated_start_ms": _milliseconds(told.start),
+        "estimated_call_ms": _milliseconds(told.duration),
         "token_debt": round(told.debt),
     }
+
+
+def _milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1000)

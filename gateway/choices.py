@@ -11,7 +11,7 @@ from engine.core.outputs import Finished, Output
 from engine.core.plan import TokenLogprob
 from engine.runtime.text.codec import TextCodec
 from engine.runtime.text.stream import TextStream
-from gateway.errors import FINISH_REASONS
+from gateway.outcomes import FINISH_REASONS
 
 
 class Finishable(Protocol):

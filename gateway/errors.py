@@ -8,27 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
-from engine.core.outputs import Finished
-from gateway.retry_after import predicted
 from telemetry.events import Cause
 from telemetry.secrets import masked
-
-FINISH_REASONS = {Cause.STOP: "stop", Cause.STOP_STRING: "stop", Cause.LENGTH: "length"}
-
-# Refused at the door: the engine has done nothing that could be counted.
-NEVER_QUEUED = frozenset(
-    {
-        Cause.QUEUE_FULL,
-        Cause.SATURATED,
-        Cause.DRAINING,
-        Cause.TOO_LARGE,
-        Cause.BAD_TOKEN,
-        Cause.DUPLICATE,
-        Cause.TASK_CANCELLED,
-        Cause.RACE_OVER,
-        Cause.DEADLINE_INFEASIBLE,
-    }
-)
 
 
 class Reason(StrEnum):
@@ -50,6 +31,9 @@ class Reason(StrEnum):
     ALREADY_EXISTS = "already_exists"
     KEY_NOT_ACTIVE = "key_not_active"
     BODY_TOO_LARGE = "body_too_large"
+    KEY_REUSED = "key_reused"
+    CALL_RUNNING = "call_running"
+    ANSWER_NOT_KEPT = "answer_not_kept"
     TENANT_BUSY = "tenant_busy"
     RATE_LIMIT = "rate_limit"
     OVER_LIMIT = "over_limit"
@@ -127,6 +111,23 @@ TABLE: Mapping[Cause | Reason, Row] = {
     ),
     Reason.ALREADY_EXISTS: _conflict("already_exists", "The id is taken."),
     Reason.KEY_NOT_ACTIVE: _conflict("key_not_active", "The key has ended; create a new one."),
+    Reason.KEY_REUSED: Row(
+        422,
+        "invalid_request_error",
+        "idempotency_key_reused",
+        "The idempotency key stands for another request; use a new one.",
+    ),
+    Reason.CALL_RUNNING: Row(
+        409,
+        "conflict_error",
+        "idempotent_call_running",
+        "The same call still runs where its answer cannot be joined; retry after the time given.",
+        Retry.LATER,
+    ),
+    Reason.ANSWER_NOT_KEPT: _conflict(
+        "idempotent_answer_not_kept",
+        "The call was answered, and the answer was too large to keep; use a new key to run it.",
+    ),
     Reason.BODY_TOO_LARGE: Row(
         413, "invalid_request_error", "body_too_large", "The request body is too large."
     ),
@@ -327,20 +328,3 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
         self.closes = closes
         super().__init__(self.message)
-
-
-def from_finished(finished: Finished, usage: Mapping[str, object]) -> ApiError:
-    """The error for an engine's outcome that is not a completion."""
-    row = TABLE[finished.cause]
-    counted = {} if finished.cause in NEVER_QUEUED else {"usage": dict(usage)}
-    # Why an engine failed is the operator's affair: it is an exception's text, and in the log.
-    told = finished.detail and finished.cause is not Cause.ENGINE_FAILED
-    message = f"{row.message} ({finished.detail})" if told else row.message
-    return ApiError(
-        finished.cause,
-        message,
-        param="prompt" if finished.cause is Cause.BAD_TOKEN else None,
-        facts={"cause": str(finished.cause), **predicted(finished), **counted},
-        retry_after=finished.retry_after,
-        promised=finished.promised,
-    )

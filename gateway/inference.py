@@ -1,6 +1,7 @@
 """One model call from HTTP to the engine and back; the ASGI endpoint of every shape."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -16,6 +17,7 @@ from gateway.errors import TABLE, ApiError, Reason, Row
 from gateway.flows import flow_of
 from gateway.generate import prepare
 from gateway.hangup import Hangup
+from gateway.idempotency import Idempotency, read_payload
 from gateway.lineage import read_ids
 from gateway.quota import Ticket
 from gateway.returns import Return, read_return
@@ -28,6 +30,7 @@ from telemetry.clock import NANOSECONDS
 from telemetry.events import CallAnswered, CallSubmitted, Cause
 from telemetry.lineage import Lineage
 from telemetry.tracing import RequestTrace
+from tenants.calls import CallName
 from tenants.model import INFERENCE, Principal
 
 SHORT_BODY = 1024  # bytes that are read sooner than a worker thread would have woken up
@@ -46,31 +49,87 @@ class Admission:
 class Inference:
     """`POST` of one shape. What can be refused cheaply is refused before the body is read."""
 
-    def __init__(self, gateway: Gateway, shape: Shape[Any]) -> None:
+    def __init__(self, gateway: Gateway, keyed: Idempotency, shape: Shape[Any]) -> None:
         self._gateway = gateway
         self._shape = shape
+        self._keyed = keyed
         self._router = Router(shape, gateway.workers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gateway, call = self._gateway, Call.of(scope)
-        limits = gateway.limits
         trace = gateway.tracing.start(self._shape.operation, call.headers, call.arrived)
         try:
             admission = await self._admit(call)
             tenant = admission.principal.tenant
             call.told.append(lambda: gateway.quota.headers(tenant, call.dialect))
-            with gateway.slots.hold(tenant.id), await gateway.quota.open(tenant) as ticket:
-                body = await read_body(
-                    call.headers, receive, limits.max_body_bytes, limits.body_timeout
-                )
-                async with Hangup(receive) as hangup:
-                    prepared = await self._prepare(body, admission.principal)
-                    await self._serve(prepared, admission, ticket, trace, hangup, scope, send)
+            answer = self._once if admission.comeback.key else self._anew
+            with gateway.slots.hold(tenant.id):
+                await answer(admission, trace, scope, receive, send)
         except ApiError as error:
             trace.finish(call.dialect.status(error.row), error=error.row.code)
             raise
         finally:
             trace.finish(500, error=TABLE[Reason.INTERNAL].code)  # unless it is finished by now
+
+    async def _anew(
+        self, admission: Admission, trace: RequestTrace, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        with await self._gateway.quota.open(admission.principal.tenant) as ticket:
+            body = await self._read(scope, receive)
+            await self._run(body, admission, ticket, trace, scope, receive, send)
+
+    async def _once(
+        self, admission: Admission, trace: RequestTrace, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Answer a call under an idempotency key; only who is the first of it takes of limits."""
+        gateway, principal = self._gateway, admission.principal
+        tenant, key = principal.tenant, admission.comeback.key
+        assert key is not None
+        body = await self._read(scope, receive)
+
+        async def run(receive: Receive, send: Send) -> Row | None:
+            with await gateway.quota.open(tenant) as ticket:
+                return await self._run(body, admission, ticket, trace, scope, receive, send)
+
+        async with Hangup(receive) as hangup:
+            read = partial(read_payload, scope["path"], body, principal, gateway.models)
+            short = len(body) <= SHORT_BODY
+            asked = read() if short else await gateway.workers.run(tenant.id, read)
+            name = CallName(tenant.id, key, asked.print)
+            reader = await self._keyed.read(name, asked.model, run)
+            hangup.cancels(reader)
+            end = admission.deadlines.end if reader.joins else None  # the first one's is the run's
+            wait = None if end is None else (end - gateway.clock.now()) / NANOSECONDS
+            try:
+                done = await reader.play(send, gateway.limits.write_timeout, wait)
+            except TimeoutError:
+                raise ApiError(Cause.DEADLINE, facts={"cause": str(Cause.DEADLINE)}) from None
+            except StalledError:
+                abort(scope)
+                await hangup.wait()
+                done = False
+        gone = TABLE[Cause.DISCONNECTED]
+        trace.finish(200 if done else gone.status, error=None if done else gone.code)
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes:
+        limits = self._gateway.limits
+        headers = Call.of(scope).headers
+        return await read_body(headers, receive, limits.max_body_bytes, limits.body_timeout)
+
+    async def _run(
+        self,
+        body: bytes,
+        admission: Admission,
+        ticket: Ticket,
+        trace: RequestTrace,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> Row | None:
+        """Compute the answer; returns what a stream failed of in-band, if it did."""
+        async with Hangup(receive) as hangup:
+            prepared = await self._prepare(body, admission.principal)
+            return await self._serve(prepared, admission, ticket, trace, hangup, scope, send)
 
     async def _admit(self, call: Call) -> Admission:
         gateway = self._gateway
@@ -108,7 +167,7 @@ class Inference:
         hangup: Hangup,
         scope: Scope,
         send: Send,
-    ) -> None:
+    ) -> Row | None:
         request = _request(prepared, admission, self._gateway.limits.domain)
         placed = await self._router.place(prepared, request, admission.principal, hangup, ticket)
         prepared, generation = placed.prepared, placed.generation
@@ -134,6 +193,7 @@ class Inference:
             generation.cancel(Cause.DISCONNECTED)
             history.record(CallAnswered(clock.now(), generation.sequences))
         trace.finish(200, error=failure.code if failure else None, attributes=answer.attributes())
+        return failure
 
     async def _write(self, answer: Answer, stream: bool, call: Call, send: Send) -> Row | None:
         """Write the answer; returns what a stream failed of in-band, if it did."""

@@ -107,9 +107,10 @@ def _answer(operation: Operation) -> Json:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     if operation.also:
         content[operation.also] = {"schema": {"type": "string"}}
+    replays = headers.REPLAYS if "idempotency-key" in operation.headers else {}
     return {
         "description": operation.summary,
-        "headers": headers.refer_headers((*headers.ANSWERS, *operation.limits)),
+        "headers": headers.refer_headers((*headers.ANSWERS, *operation.limits, *replays)),
         "content": content,
     }
 

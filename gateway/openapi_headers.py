@@ -5,11 +5,13 @@ from typing import Any
 
 from gateway.deadlines import FURTHEST_MS
 from gateway.lineage import ID_SCHEMA
+from gateway.returns import LONGEST_KEY
 
 Json = dict[str, Any]
 
 _TIME: Json = {"type": "integer", "minimum": 1, "maximum": FURTHEST_MS}
 _TEXT: Json = {"type": "string"}
+_KEY: Json = {"type": "string", "pattern": f"^[ -~]{{1,{LONGEST_KEY}}}$"}
 
 # Of every operation.
 COMMON: dict[str, tuple[Json, str]] = {
@@ -25,7 +27,7 @@ GENERATION: dict[str, tuple[Json, str]] = {
     "x-timeout-ms": (_TIME, "The time that is left for the answer."),
     "x-first-token-deadline": (_TEXT, "The instant by which the answer must have begun."),
     "x-first-token-timeout-ms": (_TIME, "The time that is left until the answer must have begun."),
-    "idempotency-key": (_TEXT, "Names the call when it is sent again."),
+    "idempotency-key": (_KEY, "The call is computed once under it, and its answer replayed."),
     "x-stainless-retry-count": (_TEXT, "How often stock clients have sent the call before."),
     "traceparent": (_TEXT, "W3C's: the caller's span, of which the call becomes a child."),
     "tracestate": (_TEXT, "W3C's."),
@@ -66,6 +68,12 @@ ANTHROPIC_LIMITS: dict[str, tuple[Json, str]] = {
         )
     },
 }
+REPLAYS: dict[str, tuple[Json, str]] = {
+    "idempotent-replayed": (
+        {"const": "true"},
+        "The answer was computed for an earlier call under the same idempotency key.",
+    ),
+}
 REFUSALS: dict[str, tuple[Json, str]] = {
     "retry-after": ({"type": "integer"}, "Seconds after which to try again."),
     "retry-after-ms": ({"type": "integer"}, "The same in milliseconds."),
@@ -84,7 +92,7 @@ def parameters() -> Json:
 
 
 def all_of_answers() -> dict[str, tuple[Json, str]]:
-    return {**ANSWERS, **LIMITS, **ANTHROPIC_LIMITS, **REFUSALS}
+    return {**ANSWERS, **LIMITS, **ANTHROPIC_LIMITS, **REPLAYS, **REFUSALS}
 
 
 def headers() -> Json:

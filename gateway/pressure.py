@@ -3,7 +3,9 @@
 import asyncio
 from collections import OrderedDict
 
+from engine.core.commands import FlowNode
 from engine.core.pressure import Inquiry, Pressure
+from engine.host.worker import EngineState
 from gateway.state import ServedModel
 
 FRESH = 0.2  # seconds for which an answer is good
@@ -18,6 +20,15 @@ class PressureDesk:
 
     def __init__(self) -> None:
         self._asked: OrderedDict[tuple[str, Inquiry], tuple[float, _Question]] = OrderedDict()
+
+    async def ordinary_seconds(self, model: ServedModel, tenant: str) -> float | None:
+        """How long an ordinary call sent now would take in all; None if nobody can say."""
+        if model.engine.status().state is not EngineState.READY:
+            return None
+        told = await self.ask(model, Inquiry((FlowNode(tenant),)))
+        if told is None or told.start is None or told.duration is None:
+            return None
+        return told.start + told.duration
 
     async def ask(self, model: ServedModel, inquiry: Inquiry) -> Pressure | None:
         """How the caller of `inquiry` stands; None if the engine does not say so in time."""

@@ -6,8 +6,9 @@ from typing import Self
 from engine.core.outputs import Finished
 from engine.host.generation import Generation
 from gateway.dialect import Dialect
-from gateway.errors import NEVER_QUEUED, ApiError, Reason
+from gateway.errors import ApiError, Reason
 from gateway.limit_headers import RawHeaders, Standing
+from gateway.outcomes import NEVER_QUEUED
 from telemetry.clock import Clock
 from telemetry.measures import Counter, Gauge, text_of
 from tenants.book import MILLISECOND, Reservation, Shortage

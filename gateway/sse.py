@@ -12,7 +12,7 @@ from gateway.errors import ApiError
 
 ResultT = TypeVar("ResultT")
 
-_HEADERS = [
+STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # proxies that buffer would hold the tokens back
@@ -35,7 +35,7 @@ class EventStream:
 
     async def open(self) -> None:
         """Send the status; from here on errors are in-band."""
-        await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        await self._send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
 
     async def write(self, values: Iterable[Mapping[str, object]]) -> None:
         """Send each of `values` as an event, all in one piece."""

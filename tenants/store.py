@@ -7,6 +7,9 @@ Records, all under the prefix `wm:`
     tenant:<id>         hash, one tenant
     key:<public id>     hash, one key; goes away a while after the key's end
     tenant-keys:<id>    sorted set of the tenant's public ids, scored by when they go away
+    call:<id>:<hash>    hash, one call under an idempotency key (`tenants.calls`)
+    calls:<id>          sorted set of the tenant's kept answers, scored by when they go away
+    call-bytes:<id>     hash, their sizes
 and the channel
     changes             what keys of a cache are stale (`tenants.changes`)
 """
@@ -19,6 +22,7 @@ from typing import Any
 
 from tenants import keys
 from tenants.admin_key import AdminKey
+from tenants.calls import Calls
 from tenants.changes import CHANNEL, Change, read_change
 from tenants.connection import Connection, StoreError, StoreUnavailable
 from tenants.model import INFERENCE, ApiKey, InvalidRecord, Principal, Tenant
@@ -72,6 +76,7 @@ class Store:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self.admin_key = AdminKey(connection)
+        self.calls = Calls(connection)
 
     @classmethod
     async def connect(cls, url: str, patience: float = 5.0) -> "Store":

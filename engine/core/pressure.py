@@ -33,11 +33,12 @@ class Inquiry:
 class Pressure:
     """The tenant's sequences that run, and those `queued` with their prompt tokens and their caps;
 
-    `promised` places count as taken. For a call of ordinary size that came now: its `start` in
-    seconds (None while nothing can be foretold), and the nanoseconds it would be told to wait where
-    it would be refused for a full queue. `parallel` sequences of the tenant may run side by side
-    while those of others go on. `debt` is by how much more the tenant was served for its weight
-    than the least served of the others who wait, in units of the cost function.
+    `promised` places count as taken. For a call of ordinary size that came now: its `start` and its
+    `duration` from then on, in seconds (None while nothing can be foretold), and the nanoseconds it
+    would be told to wait where it would be refused for a full queue. `parallel` sequences of the
+    tenant may run side by side while those of others go on. `debt` is by how much more the tenant
+    was served for its weight than the least served of the others who wait, in units of the cost
+    function.
     """
 
     running: int
@@ -47,6 +48,7 @@ class Pressure:
     max_queued_tokens: int
     promised: int
     start: float | None
+    duration: float | None
     parallel: int
     debt: float
     retry_after: int | None
@@ -68,6 +70,7 @@ def pressure(state: KernelState, inquiry: Inquiry, now: int) -> Pressure:
             max_queued_tokens=min(queue.tokens, state.config.max_queued_tokens),
             promised=queue.held.sequences,
             start=_start(state, probe, now),
+            duration=_duration(state),
             parallel=_parallel(state, tenant),
             debt=_debt(state, tenant),
             retry_after=wait_for_place(state, submit, tenant, probe, now),
@@ -112,19 +115,30 @@ def _parallel(state: KernelState, tenant: Flow) -> int:
     return max(1, int(fair_rates([(tenant.weight, inf), *demands], _capacity(state))[0]))
 
 
-def _capacity(state: KernelState) -> float:
-    """Sequences that can run at once: the slots, or as many as the memory holds to their end.
+def _duration(state: KernelState) -> float | None:
+    outlook = state.outlook
+    if not outlook.ready:
+        return None
+    prompt = round(outlook.mean_entry)
+    output = _mean_output(state) * outlook.token_seconds(prompt)
+    return outlook.first_token_seconds(prompt) + output
 
-    Outputs are taken to be as long as they have been, within the cap that those now running have.
-    """
-    config, outlook, batch = state.config, state.outlook, state.batch
+
+def _capacity(state: KernelState) -> float:
+    """Sequences that can run at once: the slots, or as many as the memory holds to their end."""
+    config, outlook = state.config, state.outlook
     if not outlook.ready:
         return config.max_running
-    running = batch.ids >= 0
-    caps = (batch.limit - batch.prompt)[running]
-    cap = int(caps.mean()) if len(caps) else config.max_context
-    tokens = outlook.mean_entry + outlook.lengths.overall().moments(cap)[0]
+    tokens = outlook.mean_entry + _mean_output(state)
     return min(config.max_running, config.num_blocks * config.block_size / tokens)
+
+
+def _mean_output(state: KernelState) -> float:
+    """Outputs are taken to be as long as they have been, within the caps of those now running."""
+    running = state.batch.ids >= 0
+    caps = (state.batch.limit - state.batch.prompt)[running]
+    cap = int(caps.mean()) if len(caps) else state.config.max_context
+    return state.outlook.lengths.overall().moments(cap)[0]
 
 
 def _debt(state: KernelState, tenant: Flow) -> float:

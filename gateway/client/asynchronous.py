@@ -5,6 +5,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -70,7 +71,7 @@ class AsyncClient:
     async def stream(self, *, within: float | None = None, **body: Any) -> Stream:
         """A chat answer as it comes: what failed before its first token is sent again, as ever."""
         with scope(within=within) as own:
-            response = await self._exchange("POST", CHAT, {**body, "stream": True}, own)
+            response = await self._generate(CHAT, {**body, "stream": True}, own)
         return Stream(response, own.end)
 
     async def race(
@@ -137,14 +138,25 @@ class AsyncClient:
         if body.get("stream"):
             raise ValueError("this answers in one piece; call stream() for a stream")
         with scope(within=within) as own:
-            response = await self._exchange("POST", path, body, own)
+            response = await self._generate(path, body, own)
         return dict(response.json())
 
-    async def _exchange(self, method: str, path: str, body: Any, own: Scope) -> httpx.Response:
+    async def _generate(self, path: str, body: Mapping[str, Any], own: Scope) -> httpx.Response:
+        """Under a key of its own, so that it is computed once however often it is sent."""
+        return await self._exchange("POST", path, body, own, {"idempotency-key": new_id("call")})
+
+    async def _exchange(
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        own: Scope,
+        more: Mapping[str, str] = MappingProxyType({}),
+    ) -> httpx.Response:
         """The answer to a call that succeeded, sent as often as the policy allows."""
         retries = Retries(self._policy, self._budget, own.end)
         while True:
-            headers = own.headers(time.monotonic(), time.time())
+            headers = {**own.headers(time.monotonic(), time.time()), **more}
             if retries.count:
                 headers["x-stainless-retry-count"] = str(retries.count)
             request = self._http.build_request(method, path, json=body, headers=headers)

@@ -48,6 +48,7 @@ def test_an_idle_server_tells_its_bounds(server):
         "max_queued_tokens": 500_000,
         "promised_requests": 0,
         "estimated_start_ms": 0,
+        "estimated_call_ms": model["estimated_call_ms"],
         "token_debt": 0,
         "feasible_parallelism": model["feasible_parallelism"],
         "retry_after_ms": None,

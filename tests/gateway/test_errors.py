@@ -4,7 +4,8 @@ import pytest
 
 from engine.core.outputs import Finished
 from gateway.dialect import ANTHROPIC, OPENAI, Rendered, render
-from gateway.errors import FINISH_REASONS, TABLE, ApiError, Reason, Retry, from_finished
+from gateway.errors import TABLE, ApiError, Reason, Retry
+from gateway.outcomes import FINISH_REASONS, from_finished
 from policies.admission import Forecast
 from telemetry.events import Cause
 
@@ -33,6 +34,7 @@ def test_every_429_and_503_says_when_to_retry():
         Reason.OVER_LIMIT,  # never fits
         Reason.QUOTA,  # not for the same request; it brings a time of its own
     }
+    waiting.add(Reason.CALL_RUNNING)  # a 409 that ends by itself
     assert waiting == {reason for reason, row in TABLE.items() if row.retry is Retry.LATER}
     for reason in waiting:
         headers = headers_of(ApiError(reason))
@@ -134,6 +136,7 @@ def test_anthropics_callers_get_its_statuses_and_types_and_the_same_headers(reas
         408: "invalid_request_error",
         409: "conflict_error",
         413: "request_too_large",
+        422: "invalid_request_error",
         429: "rate_limit_error",
         499: "invalid_request_error",
         500: "api_error",

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from engine.core.commands import FlowNode
 from engine.core.pressure import Inquiry, Pressure
 from policies.config import PolicyConfig
-from telemetry.events import Cause, SequenceAdmitted
+from telemetry.events import Cause, SequenceAdmitted, SequenceEnded
 from tests.kernel.bursts import bursts
 from tests.kernel.test_admission_control import SECOND, backlog, cause, learned
 from tests.kernel.test_laws import ACTIONS, ARRIVALS, play
@@ -21,7 +21,7 @@ def ask(world: World, *path: str, weight: float = 1.0, **caps) -> Pressure:
 def test_an_idle_engine_has_room_for_all_it_can_run():
     world = World(config(max_running=4))
     told = ask(world, "new")
-    assert told == Pressure(0, 0, 0, 256, 500_000, 0, 0.0, 4, 0.0, None)
+    assert told == Pressure(0, 0, 0, 256, 500_000, 0, 0.0, None, 4, 0.0, None)
 
 
 def test_nothing_is_foretold_on_a_guess():
@@ -44,6 +44,8 @@ def test_the_start_told_is_about_when_a_call_then_starts():
     (admitted,) = [e for e in world.of(SequenceAdmitted) if e.sequence == number]
     assert told.start == pytest.approx((admitted.now - now) / SECOND, rel=0.35)
     assert told.start > 1
+    (ended,) = [e for e in world.of(SequenceEnded) if e.sequence == number]
+    assert told.duration == pytest.approx((ended.now - admitted.now) / SECOND, rel=0.35)
 
 
 def test_a_full_queue_says_what_its_refusals_say():

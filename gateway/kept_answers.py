@@ -1,0 +1,69 @@
+"""Answers that this replica keeps itself, in front of the store and in its absence."""
+
+import base64
+import zlib
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Self
+
+from telemetry.clock import Clock
+from tenants.calls import KEPT_MS, CallName
+
+MILLISECOND = 1_000_000
+MOST_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The body of an answer, in one piece or all events of a stream; None if it was too large."""
+
+    body: bytes | None
+    stream: bool = False
+
+    def text(self) -> str | None:
+        """For the store."""
+        if self.body is None:
+            return None
+        kind = "s" if self.stream else "w"
+        return kind + base64.b64encode(zlib.compress(self.body, 1)).decode()
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        return cls(zlib.decompress(base64.b64decode(text[1:])), stream=text[0] == "s")
+
+
+class KeptAnswers:
+    """Those kept last, within a bound of bytes and for as long as the store keeps them."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._bytes = 0
+        self._answers: OrderedDict[tuple[str, str], tuple[int, str, Kept]] = OrderedDict()
+
+    def put(self, name: CallName, kept: Kept) -> None:
+        ends = self._clock.now() + KEPT_MS * MILLISECOND
+        self._drop((name.tenant, name.key))
+        self._answers[name.tenant, name.key] = ends, name.print, kept
+        self._bytes += _size(kept)
+        while self._bytes > MOST_BYTES:
+            self._drop(next(iter(self._answers)))
+
+    def find(self, name: CallName) -> tuple[str, Kept] | None:
+        """What is kept under a call's key, and the print of its payload."""
+        found = self._answers.get((name.tenant, name.key))
+        if found is None:
+            return None
+        ends, known, kept = found
+        if ends <= self._clock.now():
+            self._drop((name.tenant, name.key))
+            return None
+        return known, kept
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        if key in self._answers:
+            self._bytes -= _size(self._answers.pop(key)[2])
+
+
+def _size(kept: Kept) -> int:
+    """Bytes, with what an entry takes by itself."""
+    return 512 + len(kept.body or b"")
