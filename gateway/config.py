@@ -271,6 +271,11 @@ class StoreSettings(Section):
     away. The share of a server that is lost with its folder comes back to the others after as
     long."""
 
+    @property
+    def usage_dir(self) -> Path:
+        """Folder of the usage journal."""
+        return self.data_dir.expanduser() / "usage"
+
     @field_validator("url")
     @classmethod
     def _known_scheme(cls, url: str) -> str:

@@ -114,7 +114,7 @@ async def _serve(
 def _ledger(settings: Settings, access: StoreAccess, clock: Clock) -> Ledger:
     usage = settings.usage
     config = LedgerConfig(
-        folder=settings.store.data_dir.expanduser() / "usage",
+        folder=settings.store.usage_dir,
         interval=usage.flush_interval,
         most_bytes=usage.journal_bytes,
     )

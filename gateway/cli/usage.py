@@ -10,6 +10,7 @@ from gateway.cli.common import (
     config_option,
     json_option,
     load_config,
+    note,
     print_json,
     print_table,
 )
@@ -51,6 +52,7 @@ def usage(
     running server is at most some seconds ahead of what this says. See docs/usage.md.
     """
     from tenants.ledger import report
+    from tenants.ledger.leftovers import left_behind
     from tenants.ledger.usage_store import UsageStore
 
     if as_csv and as_json:
@@ -70,6 +72,9 @@ def usage(
         )
     except report.TooManyLinesError as error:
         raise CliError(f"{error}; ask for less time, or by less") from None
+    waiting = left_behind(settings.store.usage_dir, {})
+    if waiting:
+        note(f"up to {waiting} bytes of usage are not in it: a server that starts here adds them")
     if as_csv:
         click.echo(report.as_csv(question.by, lines), nl=False)
     elif as_json:

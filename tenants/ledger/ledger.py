@@ -19,7 +19,7 @@ from telemetry.measures import Counter, Gauge, text_of
 from tenants.connection import StoreError, StoreUnavailable, cancelled
 from tenants.ledger.frames import HEADER_BYTES
 from tenants.ledger.journal import Journal
-from tenants.ledger.leftovers import Source, claimed, names, opened, path_of, read
+from tenants.ledger.leftovers import Source, claimed, left_behind, names, opened, path_of, read
 from tenants.ledger.usage_store import UsageStore
 from tenants.prices import FREE, Price
 
@@ -176,7 +176,7 @@ class Ledger:
         except (StoreUnavailable, OSError):
             self._failures.add(1)
             self._away = True
-            self._left = await asyncio.to_thread(self._measure)
+            self._left = await asyncio.to_thread(left_behind, self._config.folder, self._added)
             raise
         live = dict(filter(None, (journal.live for journal in self._journals)))
         self._added = {name: at for name, at in self._added.items() if name in live}
@@ -188,7 +188,8 @@ class Ledger:
         """Once for each time that it goes wrong."""
         if attempt.attempt_number == 1 and attempt.outcome is not None:
             error = attempt.outcome.exception()
-            log.warning("usage waits in %s: %s", self._config.folder, error, exc_info=error)
+            trace = None if isinstance(error, StoreError) else error
+            log.warning("usage waits in %s: %s", self._config.folder, error, exc_info=trace)
 
     async def _flush_live(self, journal: Journal) -> None:
         live = journal.live
@@ -224,12 +225,3 @@ class Ledger:
                 break
             at = await self._store.add(source.file_id, source.model, at, stretch, price)
             self._added[source.file_id] = at
-
-    def _measure(self) -> int:
-        """Bytes of files nobody writes any more."""
-        total = 0
-        for file_id in names(self._config.folder):
-            with claimed(self._config.folder, file_id) as source:
-                if source is not None:
-                    total += source.until - self._added.get(source.file_id, 0)
-        return total

@@ -3,7 +3,7 @@
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -48,7 +48,9 @@ class Source:
 
 
 def names(folder: Path) -> list[str]:
-    """The ids of the files in `folder`."""
+    """The ids of the files in `folder`; none when it is not there."""
+    if not folder.is_dir():
+        return []
     return sorted(
         entry.name.removesuffix(SUFFIX)
         for entry in os.scandir(folder)
@@ -86,6 +88,16 @@ def claimed(folder: Path, file_id: str) -> Iterator[Source | None]:
         yield _source(path, file) if locked(file) else None
     finally:
         os.close(file)
+
+
+def left_behind(folder: Path, added: Mapping[str, int]) -> int:
+    """Bytes of frames in files that nobody writes any more, beyond the offsets in `added`."""
+    total = 0
+    for file_id in names(folder):
+        with claimed(folder, file_id) as source:
+            if source is not None:
+                total += source.until - added.get(source.file_id, 0)
+    return total
 
 
 def _source(path: Path, file: int) -> Source | None:

@@ -6,9 +6,11 @@ import io
 import time
 from pathlib import Path
 
-from telemetry.usage import Usage
+from telemetry.clock import SystemClock
+from telemetry.usage import Account, Usage
 from tenants.connection import Connection
 from tenants.embedded import EmbeddedValkey
+from tenants.ledger.journal import Journal
 from tenants.ledger.leftovers import Slot, Stretch
 from tenants.ledger.usage_store import UsageStore
 from tenants.prices import Price
@@ -71,6 +73,14 @@ def test_filters_and_groups(run: Run, tmp_path: Path) -> None:
     assert parsed(run("usage", "--json", "--model", "another")) == []
     assert parsed(run("usage", "--json", "--to", str(hour * 3600 - 1))) == []
     assert parsed(run("usage", "--json", "--from", str(hour * 3600 + 1), "--by", ""))
+
+
+def test_what_a_killed_server_left_behind_is_mentioned(run: Run, tmp_path: Path) -> None:
+    journal = Journal(tmp_path / ".watermaster/usage", "sim", SystemClock())
+    journal.append({Account("gold", "0123456789ab"): Usage(output_tokens=1)})
+    assert "bytes of usage" not in run("usage").output  # a server is at it
+    journal.close()
+    assert "136 bytes of usage are not in it" in run("usage").output
 
 
 def test_what_makes_no_sense_is_wrong_usage(run: Run) -> None:

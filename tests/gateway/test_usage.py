@@ -4,10 +4,15 @@ import csv
 import io
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import pytest
 
+from engine.host.engine import HostConfig
+from engine.runtime.text.codec import TextCodec
+from gateway.state import EdgeLimits
+from tenants.embedded import EmbeddedValkey
 from tests.gateway.conftest import PRICE, TEXT
 from tests.gateway.live import HELLO, MODEL, LiveServer, eventually
 
@@ -171,3 +176,33 @@ def test_while_usage_cannot_be_written_down_no_new_work_is_taken(server: LiveSer
     finally:
         journal.failing = False
     assert chat(server, "gold")["completion_tokens"] > 0
+
+
+def test_with_the_store_away_usage_waits_and_arrives(codec: TextCodec, tmp_path: Path) -> None:
+    valkey = EmbeddedValkey(tmp_path)
+    server = LiveServer(valkey.start(), codec, EdgeLimits(), HostConfig())
+    server.start()
+    server.say("still here")
+    try:
+        said = [chat(server, "gold")]
+        assert total(server, "gold")["requests"] == 1
+        valkey.stop()
+        said += [chat(server, "gold") for _ in range(3)]
+        eventually(lambda: usage_state(server)["state"] == "journaled")
+        assert usage_state(server)["pending_bytes"] > 0
+        page = httpx.get(f"{server.url}/metrics").text
+        assert "watermaster_usage_journal_pending_bytes 0.0" not in page
+        assert "watermaster_usage_flush_failures_total 0.0" not in page
+        assert usage(server, "gold").json()["error"]["code"] == "store_unavailable"
+        valkey.start()
+        eventually(lambda: usage_state(server)["state"] == "stored", 30)
+        told = total(server, "gold")
+        assert told["requests"] == 4
+        assert told["output_tokens"] == sum(answer["completion_tokens"] for answer in said)
+    finally:
+        server.stop()
+        valkey.stop()
+
+
+def usage_state(server: LiveServer) -> dict[str, object]:
+    return httpx.get(f"{server.url}/ready").json()["usage"]

@@ -112,6 +112,21 @@ async def test_what_a_killed_process_left_behind_is_added_by_the_next_one(
     assert names(tmp_path) == []
 
 
+async def test_servers_that_share_a_folder_add_what_is_left_behind_once(
+    connection: Connection, tmp_path: Path
+) -> None:
+    for _ in range(20):
+        journal = Journal(tmp_path, "sim", CLOCK)
+        for _ in range(10):
+            journal.append({GOLD: Usage(output_tokens=1)})
+        journal.close()
+    servers = [ledger(tmp_path, connection) for _ in range(4)]
+    await asyncio.gather(*(server.flush() for server in servers))
+    assert (await totals(connection))["gold"].output_tokens == 200
+    assert names(tmp_path) == []
+    assert [server.pending_bytes for server in servers] == [0] * 4
+
+
 async def test_a_torn_end_is_dropped_and_a_spoilt_middle_is_skipped(
     connection: Connection, tmp_path: Path
 ) -> None:
