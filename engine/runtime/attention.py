@@ -95,22 +95,26 @@ class GatherAttention:
         contexts = batch.starts + batch.counts
         blocks = -(-contexts // self._cache.block_size)
         decoding = np.flatnonzero(batch.counts == 1)
-        longer = np.flatnonzero(batch.counts > 1)
         return GatherStep(
-            write=self._tensor(self._cells(batch)),
+            write=self._tensor(self.cells(batch)),
             groups=tuple(
                 self._decode_group(batch, rows, contexts[rows], int(blocks[rows].max()))
                 for rows in _groups(decoding, blocks[decoding], self._group_blocks)
             ),
-            rows=tuple(
-                LongRow(
-                    int(batch.offsets[row]),
-                    int(batch.starts[row]),
-                    int(batch.counts[row]),
-                    self._tensor(self._gather_rows(batch.tables[row : row + 1, : blocks[row]])),
-                )
-                for row in longer
-            ),
+            rows=self.long_rows(batch),
+        )
+
+    def long_rows(self, batch: RaggedBatch) -> tuple[LongRow, ...]:
+        """The rows of several positions, and where their keys and values are."""
+        blocks = -(-(batch.starts + batch.counts) // self._cache.block_size)
+        return tuple(
+            LongRow(
+                int(batch.offsets[row]),
+                int(batch.starts[row]),
+                int(batch.counts[row]),
+                self._tensor(self._gather_rows(batch.tables[row : row + 1, : blocks[row]])),
+            )
+            for row in np.flatnonzero(batch.counts > 1)
         )
 
     def attend(self, layer: int, qkv: Tensor, step: GatherStep) -> Tensor:
@@ -121,7 +125,7 @@ class GatherAttention:
         for group in step.groups:
             out.index_copy_(0, group.tokens, self._decode(rows, queries, group))
         for row in step.rows:
-            self._attend_row(rows, queries, row, out)
+            self.attend_row(rows, queries, row, out)
         return out.view(len(out), -1)
 
     def _decode(self, rows: Tensor, queries: Tensor, group: DecodeGroup) -> Tensor:
@@ -132,7 +136,8 @@ class GatherAttention:
         scores = torch.baddbmm(group.mask, grouped, keys.transpose(1, 2), alpha=self._scale)
         return torch.bmm(scores.softmax(-1), values).view(mine.shape)
 
-    def _attend_row(self, rows: Tensor, queries: Tensor, row: LongRow, out: Tensor) -> None:
+    def attend_row(self, rows: Tensor, queries: Tensor, row: LongRow, out: Tensor) -> None:
+        """Attention of one long row over a layer's cache `rows`, into its places of `out`."""
         keys, values = self._gathered(rows, row.gather, self._kv_heads)
         for first in range(0, row.count, TILE):
             length = min(TILE, row.count - first)
@@ -181,7 +186,7 @@ class GatherAttention:
         planes = np.arange(2 * self._kv_heads).reshape(2, 1, self._kv_heads, 1)
         return (table[None, :, None, :].astype(np.int64) * self._cache.planes + planes).ravel()
 
-    def _cells(self, batch: RaggedBatch) -> LongArray:
+    def cells(self, batch: RaggedBatch) -> LongArray:
         """Cache cells of each flat position's keys and values, ordered [T, 2 * kv_heads]."""
         size = self._cache.block_size
         block = batch.tables[batch.row_of, batch.positions // size].astype(np.int64)

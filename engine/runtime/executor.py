@@ -8,10 +8,10 @@ import torch
 
 from engine.core.config import KernelConfig
 from engine.core.plan import IntArray, RowFailure, StepPlan, StepResult, TokenLogprob
-from engine.runtime.attention import GatherAttention
 from engine.runtime.batch_state import BatchState
 from engine.runtime.kv_cache import KVCache
 from engine.runtime.model import LlamaModel
+from engine.runtime.native.attention import make_attention
 from engine.runtime.ragged import RaggedBatch, ragged
 from engine.runtime.sampler import Drawn, draw
 
@@ -50,7 +50,7 @@ class TorchExecutor:
             model.device,
             config.host_blocks,
         )
-        self._attention = GatherAttention(shape, self.cache)
+        self._attention = make_attention(shape, self.cache)
         self._state = BatchState(
             config.max_running, config.max_context, config.block_size, config.vocab_size
         )

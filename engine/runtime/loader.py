@@ -9,6 +9,7 @@ from engine.runtime.gguf_weights import GgufSource
 from engine.runtime.linear import Linear, make_linear
 from engine.runtime.model import Layer, LlamaModel
 from engine.runtime.model_config import ModelConfig
+from engine.runtime.operators import make_operators
 from engine.runtime.rope import RotaryTable
 from engine.runtime.weights import SafetensorsSource, WeightsError, WeightSource
 
@@ -44,6 +45,7 @@ def build_model(
         final_norm=parts.norm("model.norm", config.hidden_size),
         head=make_linear(head),
         rope=RotaryTable(config, config.context_length, device),
+        operators=make_operators(config, dtype, device),
     )
 
 

@@ -9,8 +9,9 @@ from torch.nn import functional
 from engine.runtime.attention import AttentionBackend, StepT
 from engine.runtime.linear import Linear
 from engine.runtime.model_config import ModelConfig
+from engine.runtime.operators import Operators
 from engine.runtime.ragged import RaggedBatch
-from engine.runtime.rope import RotaryTable, rotate_
+from engine.runtime.rope import RotaryTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class LlamaModel:
     final_norm: Tensor
     head: Linear
     rope: RotaryTable
+    operators: Operators
 
     def forward(
         self, batch: RaggedBatch, wanted: Tensor, attention: AttentionBackend[StepT]
@@ -50,29 +52,26 @@ class LlamaModel:
 
         `wanted` (int64) are flat positions; returns their logits [len(wanted), vocab] in `dtype`.
         """
-        config = self.config
+        config, operators = self.config, self.operators
         rotating = config.num_heads + config.num_kv_heads
         step = attention.prepare(batch)
         tokens = torch.from_numpy(batch.tokens).to(self.device)
-        cos, sin = self.rope.at(torch.from_numpy(batch.positions).to(self.device))
+        positions = torch.from_numpy(batch.positions).to(self.device)
+        rotate = operators.rotation(self.rope, positions)
         stream = self.embedding.index_select(0, tokens).float()
         for index, layer in enumerate(self.layers):
-            qkv = layer.qkv(self._norm(stream, layer.attention_norm))
+            qkv = layer.qkv(operators.norm(stream, layer.attention_norm))
             heads = qkv.view(len(tokens), -1, config.head_dim)
-            rotated = heads[:, :rotating]
             if layer.qk_norm is not None:
+                rotated = heads[:, :rotating]
                 unit = functional.rms_norm(
                     rotated.float(), (config.head_dim,), None, config.rms_eps
                 )
                 rotated.copy_(unit.mul_(layer.qk_norm))
-            rotate_(rotated, cos, sin)
-            stream.add_(layer.output(attention.attend(index, heads, step)))
-            gate, up = layer.gate_up(self._norm(stream, layer.mlp_norm)).chunk(2, dim=-1)
-            stream.add_(layer.down(functional.silu(gate).mul_(up)))
+            rotate(heads)
+            operators.add_(stream, layer.output(attention.attend(index, heads, step)))
+            gate_up = layer.gate_up(operators.norm(stream, layer.mlp_norm))
+            operators.add_(stream, layer.down(operators.silu_mul(gate_up)))
         if not len(wanted):
             return stream.new_empty(0, config.vocab_size)
-        return self.head(self._norm(stream.index_select(0, wanted), self.final_norm))
-
-    def _norm(self, stream: Tensor, weight: Tensor) -> Tensor:
-        normed = functional.rms_norm(stream, weight.shape, weight, self.config.rms_eps)
-        return normed.to(self.dtype)
+        return self.head(operators.norm(stream.index_select(0, wanted), self.final_norm))

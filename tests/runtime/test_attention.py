@@ -3,16 +3,19 @@
 import math
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.runtime.attention import GROUP_WASTE, GatherAttention, _groups
 from engine.runtime.kv_cache import KVCache
+from engine.runtime.native.attention import make_attention
 from engine.runtime.ragged import ragged
 from tests.runtime.driver import TINY
 
 CPU = torch.device("cpu")
+BACKENDS = [GatherAttention, make_attention]  # plain torch, and what is quickest here
 MAX_BLOCKS = 26
 
 
@@ -37,13 +40,14 @@ ROWS = st.lists(
 )
 
 
+@pytest.mark.parametrize("make", BACKENDS)
 @settings(max_examples=60, deadline=None)
 @given(rows=ROWS, seed=st.integers(0, 1000))
-def test_a_ragged_batch_equals_dense_attention(rows, seed):
+def test_a_ragged_batch_equals_dense_attention(make, rows, seed):
     generator = torch.Generator().manual_seed(seed)
     rng = np.random.default_rng(seed)
     cache = KVCache(TINY, 8 * MAX_BLOCKS, 16, torch.float32, CPU)
-    backend = GatherAttention(TINY, cache)
+    backend = make(TINY, cache)
     # whatever no row owns is poisoned; each row's own blocks are zeroed, as on entering them
     cache.blocks.fill_(math.nan)
     pool = rng.permutation(8 * MAX_BLOCKS).astype(np.int32)
@@ -83,9 +87,10 @@ def test_a_ragged_batch_equals_dense_attention(rows, seed):
     assert cache.blocks[0].isnan().any(), "another layer must not be written"
 
 
-def test_a_row_that_holds_nan_spoils_no_other():
+@pytest.mark.parametrize("make", BACKENDS)
+def test_a_row_that_holds_nan_spoils_no_other(make):
     cache = KVCache(TINY, 8, 16, torch.float32, CPU)
-    backend = GatherAttention(TINY, cache)
+    backend = make(TINY, cache)
     tables = np.array([[0, 1, 2], [3, 3, 3]], np.int32)
     batch = ragged(
         np.arange(2, dtype=np.int32),

@@ -1,0 +1,120 @@
+"""Builds kernels.cpp with the machine's C++ compiler, once, and loads it.
+
+The library is kept in the user's cache under a hash of its source, the command and the processor.
+"""
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+import torch
+
+from engine.runtime.store import default_root
+
+FLAGS = (
+    *("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-fno-trapping-math"),
+    *("-fopenmp", "-shared", "-fPIC"),
+)
+COMPILERS = ("c++", "g++", "clang++")
+BUILD_SECONDS = 120.0
+SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "f32"}
+
+# What each function takes: p a pointer, n a number, x a float.
+SIGNATURES = {
+    "rms_norm": "pppnnx",
+    "add": "ppn",
+    "silu_mul": "ppnn",
+    "rotate": "ppppnnnn",
+    "store_kv": "pppnnnn",
+    "decode": "ppppppnnnnnnx",
+}
+TYPES = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "x": ctypes.c_float}
+
+logger = logging.getLogger("watermaster.engine")
+
+
+class BuildError(Exception):
+    """The library cannot be built here; one sentence that says why."""
+
+
+class Kernels:
+    """The functions of kernels.cpp for one number format, under their names there.
+
+    They take addresses and sizes and check nothing: callers own shapes and strides.
+    """
+
+    rms_norm: Callable[..., None]
+    add: Callable[..., None]
+    silu_mul: Callable[..., None]
+    rotate: Callable[..., None]
+    store_kv: Callable[..., None]
+    decode: Callable[..., None]
+
+    def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
+        for name, takes in SIGNATURES.items():
+            function = getattr(library, f"{name}_{SUFFIXES[dtype]}")
+            function.argtypes = [TYPES[kind] for kind in takes]
+            function.restype = None
+            setattr(self, name, function)
+
+
+def kernels_for(dtype: torch.dtype) -> Kernels | None:
+    """Those for `dtype`, or None, with a warning the first time, where they cannot be built."""
+    library = _library()
+    return None if library is None or dtype not in SUFFIXES else Kernels(library, dtype)
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL(str(build(default_root() / "native")))
+    except (BuildError, OSError) as error:
+        logger.warning("computing without native kernels, more slowly: %s", error)
+        return None
+
+
+def build(folder: Path) -> Path:
+    """The library's file in `folder`, built unless it is there. Raises BuildError or OSError."""
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    source = files(__package__).joinpath("kernels.cpp").read_bytes()
+    digest = hashlib.sha256(source + repr((FLAGS, _processor())).encode()).hexdigest()[:16]
+    target = folder / f"kernels-{digest}.so"
+    if target.exists():
+        return target
+    if compiler is None:
+        raise BuildError(f"none of the compilers {', '.join(COMPILERS)} is installed")
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        text, made = Path(scratch, "kernels.cpp"), Path(scratch, "kernels.so")
+        text.write_bytes(source)
+        _compile((compiler, *FLAGS, str(text), "-o", str(made)))
+        os.replace(made, target)  # at once, for another process may build it at the same time
+    return target
+
+
+def _compile(command: tuple[str, ...]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=BUILD_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise BuildError(f"{command[0]} did not finish in {BUILD_SECONDS:g} s") from None
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        raise BuildError(f"{command[0]} failed: {said[0] if said else done.returncode}")
+
+
+def _processor() -> str:
+    """Tells processors apart for which -march=native means something else."""
+    information = Path("/proc/cpuinfo")
+    if not information.exists():
+        return f"{platform.machine()} {platform.processor()}"
+    lines = information.read_text().splitlines()
+    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags"))}))
