@@ -49,8 +49,7 @@ class Quota:
             return []
         elapsed = book.elapsed_ms(self._clock.now())
         standings = [
-            Standing(piece.limit, piece.remaining(elapsed), piece.resets_in(elapsed))
-            for piece in book.slices.values()
+            Standing(piece.limit, *piece.standing(elapsed)) for piece in book.slices.values()
         ]
         return dialect.limits(standings, self._clock.wall() // MILLISECOND)
 
@@ -77,7 +76,7 @@ class Quota:
         piece, limit = shortage.slice, shortage.slice.limit
         book = self._leases.book(tenant)
         elapsed = book.elapsed_ms(self._clock.now()) if book else 0
-        remaining = piece.remaining(elapsed)
+        remaining, reset_ms = piece.standing(elapsed)
         facts = {
             "limit": limit.name,
             "limit_amount": _shown(limit, limit.amount),
@@ -85,7 +84,7 @@ class Quota:
             "requested": _shown(limit, shortage.amount),
         }
         if limit.window.is_budget:
-            wait = piece.resets_in(elapsed) * MILLISECOND
+            wait = reset_ms * MILLISECOND
             return ApiError(Reason.QUOTA, _sentence(facts), facts=facts, retry_after=wait)
         if shortage.hopeless:
             return ApiError(Reason.OVER_LIMIT, facts=facts)

@@ -33,6 +33,9 @@ class Reservation:
     def __init__(self, entries: list[tuple[Slice, int, int]]) -> None:
         self._entries = entries  # slice, amount, start of the window
 
+    def __bool__(self) -> bool:
+        return bool(self._entries)
+
     def extend(self, more: "Reservation") -> None:
         """Take over what another one holds, to settle it together."""
         self._entries += more.surrender()
@@ -96,12 +99,16 @@ class Book:
                 return Shortage(piece, amount)
         return Reservation([(piece, amount, piece.take(amount)) for piece, amount in wanted])
 
-    def hopeless(self, demand: Amounts) -> Shortage | None:
-        """The limit that is below `demand` at any time, if there is one."""
-        shortages = (
-            Shortage(piece, demand.get(piece.limit.measure, 0)) for piece in self.slices.values()
-        )
-        return next((shortage for shortage in shortages if shortage.hopeless), None)
+    def refusal(self, demand: Amounts, *, fresh: bool) -> Shortage | None:
+        """A limit that is below `demand` at any time, or that the store has said is used up.
+
+        `fresh`: its last answer still holds.
+        """
+        for piece in self.slices.values():
+            amount = demand.get(piece.limit.measure, 0)
+            if amount > piece.limit.amount or (fresh and amount and piece.denied(amount)):
+                return Shortage(piece, amount)
+        return None
 
     @property
     def changed(self) -> bool:

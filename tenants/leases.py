@@ -57,13 +57,26 @@ class Counts:
 class _Entry:
     """A tenant's book and the calls that wait for more than it holds."""
 
-    def __init__(self, book: Book) -> None:
-        self.book = book
+    def __init__(self, tenant: Tenant, now: int) -> None:
+        self.tenant = tenant
+        self.book = Book(limits_of(tenant), now)
         self.waiters: list[_Waiter] = []
+
+    def follow(self, tenant: Tenant) -> None:
+        """Take over the tenant's settings as they stand now."""
+        self.tenant = tenant
+        self.book.follow(limits_of(tenant))
+
+    def refusal(self, demand: Amounts, now: int) -> Shortage | None:
+        """What makes it pointless to ask the store for `demand`, if anything does."""
+        fresh = self.book.alone and now - self.book.renewed < _ns(_REPORT)
+        return self.book.refusal(demand, fresh=fresh)
 
     def due(self, now: int) -> bool:
         """Whether there is something to tell or to ask."""
         book = self.book
+        if not book.slices:
+            return False
         urgent = self.waiters or book.changed or book.recalled
         return bool(urgent) or now - book.renewed >= _ns(_ALONE if book.alone else _BEAT)
 
@@ -125,18 +138,22 @@ class Leases:
 
         Raises StoreUnavailable when more is needed than is leased and the store is away.
         """
-        limits = limits_of(tenant)
-        if not limits:
-            return Reservation([])
         now = self._clock.now()
         entry = self._entries.get(tenant.id)
         if entry is None:
-            entry = self._entries[tenant.id] = _Entry(Book(limits, now))
-        entry.book.follow(limits)
-        taken = entry.book.hopeless(demand) or await self._take(entry, demand, now)
-        if isinstance(taken, Shortage):
-            self._count(tenant.id, taken)
-        return taken
+            entry = self._entries[tenant.id] = _Entry(tenant, now)
+        elif entry.tenant is not tenant:  # read anew, and perhaps changed
+            entry.follow(tenant)
+        if not entry.waiters:  # nobody jumps the queue
+            taken = entry.book.reserve(demand, now)
+            if isinstance(taken, Reservation):
+                if taken:
+                    self._wake_in(_REPORT)
+                return taken
+        answer = entry.refusal(demand, now) or await self._ask(entry, demand, now)
+        if isinstance(answer, Shortage):
+            self._count(tenant.id, answer)
+        return answer
 
     def settle(self, reservation: Reservation, used: Amounts) -> bool:
         """Give back what was not used; False if that was done before."""
@@ -151,6 +168,7 @@ class Leases:
             while True:
                 await self._rest()
                 now = self._clock.now()
+                self._forget(now)
                 due = {name: entry for name, entry in self._entries.items() if entry.due(now)}
                 if due:
                     await self._exchange(due, leaving=[n for n, e in due.items() if e.idle(now)])
@@ -165,15 +183,7 @@ class Leases:
         if self._entries:
             await self._exchange(self._entries, leaving=list(self._entries))
 
-    async def _take(self, entry: _Entry, demand: Amounts, now: int) -> Reservation | Shortage:
-        if not entry.waiters:  # nobody jumps the queue
-            taken = entry.book.reserve(demand, now)
-            if isinstance(taken, Reservation):
-                self._wake_in(_REPORT)
-                return taken
-            fresh = now - entry.book.renewed < _ns(_REPORT)
-            if fresh and entry.book.alone and taken.slice.denied(taken.amount):
-                return taken
+    async def _ask(self, entry: _Entry, demand: Amounts, now: int) -> Reservation | Shortage:
         if self._away:
             raise StoreUnavailable(str(self._away))
         answer: asyncio.Future[Reservation | Shortage] = asyncio.get_running_loop().create_future()
@@ -224,6 +234,12 @@ class Leases:
                 self._drop(name, entry)
             elif entry.serve(self._clock.now()) or entry.book.recalled:
                 self._wake_in(_AGAIN)
+
+    def _forget(self, now: int) -> None:
+        """Drop the tenants without limits that have not called for long."""
+        for name, entry in list(self._entries.items()):
+            if not entry.book.slices and entry.idle(now):
+                del self._entries[name]
 
     def _drop(self, name: str, entry: _Entry) -> None:
         if entry.waiters or entry.book.changed:

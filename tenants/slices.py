@@ -56,6 +56,7 @@ class Slice:
     """Amounts are whole: requests, tokens or nanos. `free` may be reserved without asking."""
 
     limit: Limit
+    held: bool = field(init=False)  # whether it is a limit on what is held, which is never spent
     free: int = 0
     using: int = 0
     charged: int = 0
@@ -67,9 +68,8 @@ class Slice:
     _sent: tuple[int, int] = (0, 0)
     _told: int = 0  # `using` in the last report
 
-    @property
-    def held(self) -> bool:
-        return self.limit.window is Window.HELD
+    def __post_init__(self) -> None:
+        self.held = self.limit.window is Window.HELD
 
     @property
     def changed(self) -> bool:
@@ -141,15 +141,16 @@ class Slice:
         """Whether asking for `amount` again before the next renewal is of no use."""
         return self._denied is not None and amount >= self._denied
 
-    def remaining(self, elapsed: int) -> int:
-        """What everybody together may still use, `elapsed` ms after the last answer."""
-        return max(0, self.limit.amount - self._in_use(elapsed))
+    def standing(self, elapsed: int) -> tuple[int, int]:
+        """What everybody together may still use, `elapsed` ms after the last answer, and the
 
-    def resets_in(self, elapsed: int) -> int:
-        """Milliseconds until all of the limit can be had again, as far as is known."""
+        milliseconds from then until all of the limit can be had again, as far as is known.
+        """
+        in_use = self._in_use(elapsed)
+        remaining = max(0, self.limit.amount - in_use)
         if self.limit.window is Window.MINUTE:
-            return -(-self._in_use(elapsed) * MINUTE_MS // self.limit.amount)
-        return max(0, self.grant.ends_in - elapsed)
+            return remaining, -(-in_use * MINUTE_MS // self.limit.amount)
+        return remaining, max(0, self.grant.ends_in - elapsed)
 
     def wait_for(self, amount: int) -> int | None:
         """Milliseconds until `amount` can be had; None when nothing tells or it is never."""

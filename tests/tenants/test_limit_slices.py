@@ -74,8 +74,18 @@ def test_nothing_is_reserved_without_a_lease():
 
 def test_more_than_the_limit_itself_is_hopeless():
     opened = book(granted(0), granted(4))
-    assert opened.hopeless({Measure.TOKENS: 1001}).slice.limit is TOKENS
-    assert opened.hopeless({Measure.TOKENS: 1000}) is None
+    assert opened.refusal({Measure.TOKENS: 1001}, fresh=False).slice.limit is TOKENS
+    assert opened.refusal({Measure.TOKENS: 1000}, fresh=True) is None
+
+
+def test_what_the_store_has_just_denied_is_not_asked_for_again():
+    opened = book(granted(100), granted(4))
+    opened.slices["tokens_per_day"].deny(150)
+    assert opened.refusal({Measure.TOKENS: 150}, fresh=True).amount == 150
+    assert opened.refusal({Measure.TOKENS: 150}, fresh=False) is None
+    assert opened.refusal({Measure.TOKENS: 149}, fresh=True) is None
+    take(opened, 10).settle({})
+    assert opened.refusal({Measure.TOKENS: 150}, fresh=True) is None
 
 
 def test_what_was_not_used_is_given_back_once():
@@ -141,10 +151,10 @@ def test_what_remains_and_when_it_is_back():
     opened.report([])
     opened.renew((granted(100, used=300),), 0, LEASE)
     (piece,) = opened.slices.values()
-    assert (piece.remaining(0), piece.resets_in(0)) == (300, 30_000)
-    assert (piece.remaining(10_000), piece.resets_in(10_000)) == (400, 20_000)
+    assert piece.standing(0) == (300, 30_000)
+    assert piece.standing(10_000) == (400, 20_000)
     assert opened.reserve({Measure.TOKENS: 60}, 0).settle({Measure.TOKENS: 50})
-    assert piece.remaining(0) == 250
+    assert piece.standing(0)[0] == 250
     assert piece.wait_for(140) == 10_000  # 40 are free, and 10 come back each second
     assert piece.wait_for(601) is None
 
