@@ -29,6 +29,7 @@ _PATIENCE = 1.3  # seconds that a call waits for that
 _NEWS = 0.1  # seconds that it waits for what others have just given back and not yet reported
 _AWAY = 1.0  # seconds between attempts while the store is away
 _IDLE = 60.0  # seconds after which a tenant's lease is given up
+_QUIET = 60.0  # seconds between log lines about the same limit of the same tenant
 _KEPT_MS = 32 * 86_400_000  # longer than any window
 
 
@@ -61,6 +62,14 @@ class _Entry:
         self.tenant = tenant
         self.book = Book(limits_of(tenant), now)
         self.waiters: list[_Waiter] = []
+        self._told: dict[str, int] = {}
+
+    def tell(self, shortage: Shortage, now: int) -> None:
+        """Log that a limit is reached, now and then."""
+        limit = shortage.slice.limit
+        if now - self._told.get(limit.name, -_ns(_QUIET)) >= _ns(_QUIET):
+            self._told[limit.name] = now
+            log.info("tenant %s has reached its %s of %d", self.tenant.id, limit.name, limit.amount)
 
     def follow(self, tenant: Tenant) -> None:
         """Take over the tenant's settings as they stand now."""
@@ -152,7 +161,8 @@ class Leases:
                 return taken
         answer = entry.refusal(demand, now) or await self._ask(entry, demand, now)
         if isinstance(answer, Shortage):
-            self._count(tenant.id, answer)
+            self.counts.shortages[answer.slice.limit.name] += 1
+            entry.tell(answer, now)
         return answer
 
     def settle(self, reservation: Reservation, used: Amounts) -> bool:
@@ -285,11 +295,6 @@ class Leases:
         if self._away is not None:
             log.info("the store is back: limits are renewed")
         self._away = None
-
-    def _count(self, tenant: str, shortage: Shortage) -> None:
-        name = shortage.slice.limit.name
-        self.counts.shortages[name] += 1
-        log.debug("tenant %s is short of %s", tenant, name)
 
 
 def _ns(seconds: float) -> int:

@@ -1,6 +1,8 @@
 """`watermaster tenants`, `keys` and `demo` against a real store."""
 
 import asyncio
+import re
+import shlex
 import stat
 from pathlib import Path
 
@@ -73,6 +75,16 @@ def test_a_tenants_limits_and_budgets_are_set_and_removed(run: Run) -> None:
     assert [shown[name] for name in limits] == [None, 4, 1000000, None]
     columns = run("tenants", "list").stdout.splitlines()[0].split()
     assert columns == ["TENANT", "WEIGHT", "DISABLED", "CONCURRENCY", "TOKENS_PER_MONTH"]
+
+
+def test_the_commands_of_the_document_run(run: Run) -> None:
+    document = (Path(__file__).parents[2] / "docs/tenancy.md").read_text()
+    text = "\n".join(re.findall(r"```sh\n(.*?)```", document, re.DOTALL)).replace("\\\n", " ")
+    for line in filter(None, text.splitlines()):
+        run(*shlex.split(line, comments=True)[1:])
+    shown = parsed(run("tenants", "show", "acme", "--json"))
+    assert (shown["concurrency"], shown["tokens_per_day"]) == (16, None)
+    assert (shown["requests_per_minute"], shown["money_per_month"]) == (600, 250.0)
 
 
 def test_a_keys_life(run: Run) -> None:

@@ -2,9 +2,12 @@
 
 import asyncio
 import json
+import re
+import shlex
 import socket
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 
 import anthropic
 import httpx
@@ -17,6 +20,7 @@ from gateway.state import EdgeLimits
 from tenants.embedded import EmbeddedValkey
 from tenants.model import Tenant
 from tenants.prices import Price
+from tenants.settings import SETTINGS
 from tenants.store import Store
 from tests.gateway.live import HELLO, MODEL, LiveServer, eventually
 
@@ -269,3 +273,35 @@ def test_a_closed_socket_before_the_body_uses_nothing(server):
         with server.connect(b"{", name, content_length="100") as connection:
             connection.shutdown(socket.SHUT_WR)
     assert standing(server, name) == {"requests_per_minute": 60, "concurrency": 2}
+
+
+DOCUMENT = (Path(__file__).parents[2] / "docs/tenancy.md").read_text()
+
+
+def commands() -> list[list[str]]:
+    """Those of the document, with their arguments."""
+    text = "\n".join(re.findall(r"```sh\n(.*?)```", DOCUMENT, re.DOTALL)).replace("\\\n", " ")
+    return [shlex.split(line, comments=True) for line in text.splitlines()]
+
+
+def settings_of(arguments: list[str]) -> dict[str, int]:
+    pairs = zip(arguments[::2], arguments[1::2], strict=True)
+    return {flag.strip("-").replace("-", "_"): int(value) for flag, value in pairs}
+
+
+def test_the_document_says_what_is_answered(server):
+    (create,) = [command for command in commands() if "team" in command]
+    name = tenant(server, **settings_of(create[4:]))
+    headers = ok(ask(server, name)).headers
+    (told,) = re.findall(r"```http\n(.*?)```", DOCUMENT, re.DOTALL)
+    said = dict(line.split(": ", 1) for line in told.splitlines())
+    assert said == {name: headers[name] for name in said}
+    metrics = httpx.get(f"{server.url}/metrics").text
+    for metric in re.findall(r"^\| `(watermaster_\w+)", DOCUMENT, re.MULTILINE):
+        assert f"\n{metric}" in metrics
+
+
+def test_the_document_lists_every_setting():
+    table = DOCUMENT.partition("## How a call")[0]
+    listed = re.findall(r"^\| `(\w+)` \| (.*) \|$", table, re.MULTILINE)
+    assert listed == [(setting.name, setting.about) for setting in SETTINGS.values()]
