@@ -83,10 +83,11 @@ async def _watch(access: StoreAccess, embedded: EmbeddedValkey | None) -> None:
     while True:
         try:
             await access.store.ping()
-            access.health.answered()
+            if access.health.answered():
+                logger.info("the store answers again")
         except StoreUnavailable as lost:
-            logger.warning("the store is away: %s", lost)
-            access.health.lost()
+            if access.health.lost():
+                logger.warning("the store is away: %s", lost)
             if embedded is not None:
                 await _start_again(embedded)
         await asyncio.sleep(STORE_CHECK_SECONDS)

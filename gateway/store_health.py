@@ -22,13 +22,19 @@ class StoreHealth:
         self._losses = Counter("watermaster_store_losses", "Times that the store fell silent")
         self._losses.add(0)
 
-    def answered(self) -> None:
+    def answered(self) -> bool:
+        """Whether that is news."""
+        was_away = self._away_since is not None
         self._away_since = None
+        return was_away
 
-    def lost(self) -> None:
-        if self._away_since is None:
-            self._away_since = self._clock.now()
-            self._losses.add(1)
+    def lost(self) -> bool:
+        """Whether that is news."""
+        if self._away_since is not None:
+            return False
+        self._away_since = self._clock.now()
+        self._losses.add(1)
+        return True
 
     @property
     def away_seconds(self) -> float:
