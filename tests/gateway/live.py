@@ -255,6 +255,18 @@ class LiveServer:
         for name, value in gateway.items():
             setattr(self.gateway, name, value)
 
+    def add(self, tenant: Tenant) -> None:
+        """One more tenant, with a key."""
+
+        async def create() -> str:
+            store = await Store.connect(self.store_url)
+            await store.create_tenant(tenant)
+            key = await store.create_key(tenant.id)
+            await store.close()
+            return key.raw
+
+        self.keys[tenant.id] = asyncio.run(create())
+
     def tighten(self, **limits: object) -> None:
         self.gateway.limits = replace(self._limits, **limits)
 

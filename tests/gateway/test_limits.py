@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import socket
+import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -21,7 +22,6 @@ from tenants.embedded import EmbeddedValkey
 from tenants.model import Tenant
 from tenants.prices import Price
 from tenants.settings import SETTINGS
-from tenants.store import Store
 from tests.gateway.live import HELLO, MODEL, LiveServer, eventually
 
 pytestmark = pytest.mark.model  # the text is that of the default model
@@ -31,8 +31,12 @@ NAMES = (f"tenant{number}" for number in count())
 
 
 @pytest.fixture(scope="module")
-def server(codec: TextCodec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    valkey = EmbeddedValkey(tmp_path_factory.mktemp("valkey"))
+def valkey(tmp_path_factory: pytest.TempPathFactory) -> EmbeddedValkey:
+    return EmbeddedValkey(tmp_path_factory.mktemp("valkey"))
+
+
+@pytest.fixture(scope="module")
+def server(codec: TextCodec, valkey: EmbeddedValkey) -> Iterator[LiveServer]:
     server = LiveServer(valkey.start(), codec, EdgeLimits(), HostConfig(), price=PRICE)
     server.start()
     server.say("So be it, said the river, and flowed on.")
@@ -45,15 +49,7 @@ def server(codec: TextCodec, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def tenant(server: LiveServer, **settings: object) -> str:
     """The name of a new tenant with a key."""
     name = next(NAMES)
-
-    async def add() -> str:
-        store = await Store.connect(server.store_url)
-        await store.create_tenant(Tenant(name, **settings))
-        key = await store.create_key(name)
-        await store.close()
-        return key.raw
-
-    server.keys[name] = asyncio.run(add())
+    server.add(Tenant(name, **settings))
     return name
 
 
@@ -180,6 +176,15 @@ def test_a_call_that_is_refused_for_itself_uses_nothing(server, body, status):
     assert left == {"requests_per_minute": 60, "concurrency": 1, "tokens_per_day": 1000}
 
 
+def test_the_prompt_of_several_choices_counts_once(server):
+    name = tenant(server, input_tokens_per_minute=100_000, tokens_per_day=1000)
+    usage = ok(ask(server, name, n=3, max_tokens=5)).json()["usage"]
+    assert usage["completion_tokens"] == 15
+    assert standing(server, name)["tokens_per_day"] == 1000 - usage["total_tokens"]
+    refused = ask(server, name, n=10, max_tokens=100)
+    assert refused.json()["error"]["requested"] == usage["prompt_tokens"] + 1000
+
+
 def test_an_aborted_call_pays_for_what_was_computed(server):
     name = tenant(server, tokens_per_day=100_000, concurrency=1)
     prompt = ok(ask(server, name)).json()["usage"]["total_tokens"] - 4
@@ -262,7 +267,7 @@ def test_metrics_tell_of_refusals_and_of_the_store(server):
     name = tenant(server, requests_per_minute=1)
     ok(ask(server, name))
     assert ask(server, name).status_code == 429
-    page = httpx.get(f"{server.url}/metrics").text
+    page = metrics(server)
     assert 'watermaster_limit_refusals_total{limit="requests_per_minute"}' in page
     assert "watermaster_limits_on_lease_only 0.0" in page
 
@@ -273,6 +278,29 @@ def test_a_closed_socket_before_the_body_uses_nothing(server):
         with server.connect(b"{", name, content_length="100") as connection:
             connection.shutdown(socket.SHUT_WR)
     assert standing(server, name) == {"requests_per_minute": 60, "concurrency": 2}
+
+
+def test_with_the_store_away_calls_go_on_within_the_lease(server, valkey):
+    name = tenant(server, tokens_per_day=1000)
+    spent = ok(ask(server, name)).json()["usage"]["total_tokens"]
+    eventually(lambda: standing(server, name)["tokens_per_day"] == 1000 - spent)
+    time.sleep(0.2)  # until what was given back is leased again
+    valkey.stop()
+    try:
+        eventually(lambda: "watermaster_limits_on_lease_only 1.0" in metrics(server))
+        spent += ok(ask(server, name)).json()["usage"]["total_tokens"]
+        refused = ask(server, name, max_tokens=950)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "store_unavailable")
+        assert int(refused.headers["retry-after"]) >= 1
+    finally:
+        valkey.start()
+    eventually(lambda: "watermaster_limits_on_lease_only 0.0" in metrics(server))
+    assert standing(server, name)["tokens_per_day"] == 1000 - spent
+    assert ask(server, name, max_tokens=950).json()["error"]["code"] == "insufficient_quota"
+
+
+def metrics(server: LiveServer) -> str:
+    return httpx.get(f"{server.url}/metrics").text
 
 
 DOCUMENT = (Path(__file__).parents[2] / "docs/tenancy.md").read_text()
@@ -296,9 +324,9 @@ def test_the_document_says_what_is_answered(server):
     (told,) = re.findall(r"```http\n(.*?)```", DOCUMENT, re.DOTALL)
     said = dict(line.split(": ", 1) for line in told.splitlines())
     assert said == {name: headers[name] for name in said}
-    metrics = httpx.get(f"{server.url}/metrics").text
+    page = metrics(server)
     for metric in re.findall(r"^\| `(watermaster_\w+)", DOCUMENT, re.MULTILINE):
-        assert f"\n{metric}" in metrics
+        assert f"\n{metric}" in page
 
 
 def test_the_document_lists_every_setting():

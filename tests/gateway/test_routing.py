@@ -10,6 +10,7 @@ from openai import OpenAI, RateLimitError
 from engine.host.engine import HostConfig
 from gateway.state import EdgeLimits
 from tenants.embedded import EmbeddedValkey
+from tenants.model import Tenant
 from tests.gateway.live import HELLO, MODEL, SMALL, LiveServer, eventually
 
 pytestmark = pytest.mark.model  # the text is that of the default model
@@ -61,6 +62,19 @@ def test_a_stream_is_routed_too_and_names_its_model(routing):
     chunks = list(stream)
     assert {chunk.model for chunk in chunks} == {SMALL}
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == SHORT
+
+
+def test_a_call_that_was_routed_is_counted_once(routing):
+    routes = {"admission": "feasible", "on_infeasible": "route"}
+    routing.add(Tenant("counted", tokens_per_day=100_000, **routes))
+    calls = client(routing, "counted").chat.completions.with_raw_response
+    asked = {"model": MODEL, "messages": HELLO, "max_tokens": 20}
+    left = 100_000
+    for timeout, model in (("150", SMALL), ("60000", MODEL), ("150", SMALL)):
+        answer = calls.create(**asked, extra_headers={"x-timeout-ms": timeout})
+        assert answer.parse().model == model
+        left -= answer.parse().usage.total_tokens
+        assert int(answer.headers["x-ratelimit-remaining-tokens"]) == left
 
 
 def test_whoever_did_not_choose_it_is_refused(routing):

@@ -3,6 +3,7 @@ replicas that die, limits that change."""
 
 import json
 import random
+from datetime import date, timedelta
 
 import pytest
 
@@ -10,11 +11,36 @@ from tenants.book import Book, Reservation
 from tenants.connection import Connection
 from tenants.leases import as_grant, as_row
 from tenants.limits import Limit, Measure, Window
+from tenants.scripts import sources
 
 pytestmark = [pytest.mark.anyio, pytest.mark.server]
 
 LEASE = 10**12  # ns; what ends here ends by dying
 STEPS = 60
+
+
+def script_of(name: str) -> str:
+    """The text of one local function of the script."""
+    text = sources()["lease"]
+    begin = text.index(f"local function {name}(")
+    return text[begin : text.index("\nend\n", begin) + 5]
+
+
+async def test_months_begin_as_in_the_calendar(connection):
+    days = [(date(1970, 1, 1) + timedelta(n)) for n in range(0, 100_000, 13)]
+    numbers = [(day - date(1970, 1, 1)).days for day in days]
+    text = (
+        script_of("month_start")
+        + """
+        local starts = {}
+        for index, day in ipairs(ARGV) do starts[index] = month_start(tonumber(day)) end
+        return starts"""
+    )
+    for page in range(0, len(numbers), 1000):
+        given = numbers[page : page + 1000]
+        found = await connection.call(lambda client, given=given: client.eval(text, 0, *given))
+        expected = [n - day.day + 1 for n, day in zip(given, days[page:], strict=False)]
+        assert found == expected
 
 
 class World:
