@@ -31,6 +31,7 @@ FLOWS = ((FlowNode("gold", 3.0),), (FlowNode("bronze", 1.0),))
 PROMPTS = (32, 256)
 OUTPUTS = (16, 128)
 RUNNING = 32
+CROWD = 400  # requests by which the capacity is found
 THROUGHPUT_LIMIT = 0.05  # largest deviation of the simulator from the engine
 TTFT_LIMIT = 0.15
 HEADER = (
@@ -187,9 +188,15 @@ def simulate(workload: Workload, kernel: KernelConfig, profile: CostProfile) -> 
 
 def capacity(kernel: KernelConfig, profile: CostProfile) -> float:
     """Requests a second that the simulated engine serves with work always waiting."""
-    crowd = make_workload(rate=100.0, seconds=4.0, seed=0)
-    at_once = Workload(crowd.flows, tuple(replace(one, arrival=0) for one in crowd.requests))
-    return len(at_once.requests) / simulate(at_once, kernel, profile).seconds
+    crowd = at_once(CROWD, seed=0)
+    return CROWD / simulate(crowd, kernel, profile).seconds
+
+
+def at_once(count: int, seed: int) -> Workload:
+    """So many requests, all of which arrive at the beginning."""
+    crowd = make_workload(rate=100.0, seconds=0.02 * count, seed=seed)
+    first = tuple(replace(one, arrival=0) for one in crowd.requests[:count])
+    return Workload(crowd.flows, first)
 
 
 async def run_live(

@@ -187,6 +187,42 @@ def reality(
 
 
 @bench.command()
+@live_options
+@click.option(
+    "--seconds", type=AMOUNT, default=20.0, show_default=True, help="For decode and prompts."
+)
+@click.option("--repeat", type=COUNT, default=3, show_default=True, help="Mixed runs.")
+@json_option
+def engine(
+    config_file: Path | None,
+    source: str | None,
+    threads: int | None,
+    seconds: float,
+    repeat: int,
+    *,
+    as_json: bool,
+) -> None:
+    """Speed of the engine beside the limits of the machine, measured in the same run.
+
+    The engine runs in this process, without HTTP: prompts of 128 to 1,024 tokens, decode batches
+    of 1 to 64 with contexts of 256 tokens, and 32 requests at once with 32 to 256 prompt and 16 to
+    128 output tokens. At best is all arithmetic at the machine's matrix rate or all memory read
+    once at its copy bandwidth, whichever takes longer. Stop other work first.
+    """
+    from loadgen import engine_bench
+
+    model = load_live(config_file, source, threads)
+    with live_errors():
+        result = engine_bench.measure(model, seconds, repeat, note)
+    if not as_json:
+        for line in engine_bench.summary(result):
+            click.echo(line)
+        print_table(engine_bench.HEADER, engine_bench.rows(result))
+        click.echo()
+    _print_findings(engine_bench.findings(result), as_json, engine_bench.figures(result))
+
+
+@bench.command()
 @click.option("--seconds", type=AMOUNT, default=4.0, show_default=True, help="Length of each load.")
 @click.option("--repeat", type=COUNT, default=3, show_default=True, help="Runs; the median counts.")
 @json_option

@@ -9,6 +9,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__AVX512F__) && defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
 namespace {
 
 using Index = int64_t;
@@ -139,63 +143,139 @@ struct Layout {
   float scale;
 };
 
-// With a size known to the compiler the loops over a head are unrolled; FIXED 0 is any size.
-//
+template <typename T>
+inline void prefetch(const T *from, Index count) {
+  for (Index i = 0; i < count; i += 64 / sizeof(T)) __builtin_prefetch(from + i);
+}
+
+// Scores of one block: dots of `group` queries with the block's keys, times the scale.
+template <typename T>
+void block_scores(const T *queries, const T *keys, Index group, Index dim, Index count, float scale,
+                  float (*score)[MOST_BLOCK]) {
+  for (Index k = 0; k < count; ++k) {
+    for (Index g = 0; g < group; ++g) {
+      float dot = 0.0f;
+#pragma omp simd reduction(+ : dot)
+      for (Index i = 0; i < dim; ++i) dot += load(queries[g * dim + i]) * load(keys[k * dim + i]);
+      score[g][k] = dot * scale;
+    }
+  }
+}
+
+#if defined(__AVX512F__) && defined(__AVX512BF16__)
+#define SIXTEEN_KEYS 1
+
+// Sums of sixteen vectors of sixteen, in order: each level adds halves of two vectors into one.
+inline __m512 sums_of(const __m512 (&x)[16]) {
+  __m512 y[8], z[4];
+  for (int i = 0; i < 8; ++i) {
+    y[i] = _mm512_shuffle_f32x4(x[i], x[i + 8], 0x44) + _mm512_shuffle_f32x4(x[i], x[i + 8], 0xee);
+  }
+  for (int i = 0; i < 4; ++i) {
+    z[i] = _mm512_shuffle_f32x4(y[i], y[i + 4], 0x88) + _mm512_shuffle_f32x4(y[i], y[i + 4], 0xdd);
+  }
+  const __m512 low = _mm512_unpacklo_ps(z[0], z[1]) + _mm512_unpackhi_ps(z[0], z[1]);
+  const __m512 high = _mm512_unpacklo_ps(z[2], z[3]) + _mm512_unpackhi_ps(z[2], z[3]);
+  const __m512 sums = _mm512_shuffle_ps(low, high, 0x44) + _mm512_shuffle_ps(low, high, 0xee);
+  return _mm512_shuffle_f32x4(sums, sums, 0xd8);
+}
+
+// The same for sixteen keys at once, whether all of them are there or not, with bfloat16 products.
+template <Index DIM>
+void sixteen_scores(const bf16 *queries, const bf16 *keys, Index group, float scale,
+                    float (*score)[MOST_BLOCK]) {
+  for (Index g = 0; g < group; ++g) {
+    __m512 parts[16];
+#pragma GCC unroll 16
+    for (int k = 0; k < 16; ++k) {
+      parts[k] = _mm512_setzero_ps();
+#pragma GCC unroll 8
+      for (Index i = 0; i < DIM; i += 32) {
+        const __m512i a = _mm512_loadu_si512(queries + g * DIM + i);
+        const __m512i b = _mm512_loadu_si512(keys + k * DIM + i);
+        parts[k] = _mm512_dpbf16_ps(parts[k], (__m512bh)a, (__m512bh)b);
+      }
+    }
+    _mm512_storeu_ps(score[g], _mm512_mul_ps(sums_of(parts), _mm512_set1_ps(scale)));
+  }
+}
+#endif
+
+// sum[g] = shrink[g] * sum[g] + score[g] . values. With FIXED sizes the sums of a head stay in
+// registers over the whole block.
+template <typename T, Index FIXED>
+void block_values(const T *values, const float (*score)[MOST_BLOCK], const float *shrink,
+                  Index group, Index size, Index count, float (*sum)[MOST_DIM]) {
+  const Index dim = FIXED ? FIXED : size;
+  for (Index g = 0; g < group; ++g) {
+    float total[FIXED ? FIXED : MOST_DIM];
+#pragma omp simd
+    for (Index i = 0; i < dim; ++i) total[i] = sum[g][i] * shrink[g];
+    for (Index k = 0; k < count; ++k) {
+      const float weight = score[g][k];
+#pragma omp simd
+      for (Index i = 0; i < dim; ++i) total[i] += weight * load(values[k * dim + i]);
+    }
+#pragma omp simd
+    for (Index i = 0; i < dim; ++i) sum[g][i] = total[i];
+  }
+}
+
+// Turns one block's scores into weights; keeps the largest score and the total of each query, and
+// returns by what earlier sums are to shrink.
+inline float block_weights(float *score, Index count, float &largest, float &total) {
+  float most = largest;
+  for (Index k = 0; k < count; ++k) most = std::max(most, score[k]);
+  const float shrink = exp_negative(largest - most);
+  float added = 0.0f;
+#pragma omp simd reduction(+ : added)
+  for (Index k = 0; k < count; ++k) {
+    score[k] = exp_negative(score[k] - most);
+    added += score[k];
+  }
+  largest = most;
+  total = total * shrink + added;
+  return shrink;
+}
+
 // One KV head of one sequence, over the blocks of its table, with the online softmax of Milakov and
-// Gimelshein (2018): sums so far are scaled whenever a larger score appears.
+// Gimelshein (2018): sums so far shrink whenever a larger score appears. FIXED is the head's size
+// where the compiler is to know it, and else 0.
 template <typename T, Index FIXED>
 void attend(const T *queries, const T *cache, const int32_t *table, Index context, Index kv_head,
             const Layout &is, T *out) {
   const Index group = is.heads / is.kv_heads, dim = FIXED ? FIXED : is.dim, plane = is.block * dim;
-  alignas(64) float query[MOST_HEADS][MOST_DIM], sum[MOST_HEADS][MOST_DIM];
-  alignas(64) float score[MOST_HEADS][MOST_BLOCK], wide[MOST_DIM];
-  float largest[MOST_HEADS], total[MOST_HEADS];
+  alignas(64) float sum[MOST_HEADS][MOST_DIM], score[MOST_HEADS][MOST_BLOCK];
+  float largest[MOST_HEADS], total[MOST_HEADS], shrink[MOST_HEADS];
+  const T *query = queries + kv_head * group * dim;
   for (Index g = 0; g < group; ++g) {
-    const T *from = queries + (kv_head * group + g) * dim;
-    for (Index i = 0; i < dim; ++i) query[g][i] = load(from[i]) * is.scale, sum[g][i] = 0.0f;
+    std::fill(sum[g], sum[g] + dim, 0.0f);
     largest[g] = -INFINITY, total[g] = 0.0f;
   }
   for (Index first = 0; first < context; first += is.block) {
     const T *keys = cache + (table[first / is.block] * 2 * is.kv_heads + kv_head) * plane;
     const T *values = keys + is.kv_heads * plane;
     const Index count = std::min(is.block, context - first);
-    for (Index k = 0; k < count; ++k) {
-#pragma omp simd
-      for (Index i = 0; i < dim; ++i) wide[i] = load(keys[k * dim + i]);
-      for (Index g = 0; g < group; ++g) {
-        float dot = 0.0f;
-#pragma omp simd reduction(+ : dot)
-        for (Index i = 0; i < dim; ++i) dot += query[g][i] * wide[i];
-        score[g][k] = dot;
-      }
+    if (first + is.block < context) {
+      // blocks lie anywhere, so the processor cannot guess the next one
+      const T *next = cache + (table[first / is.block + 1] * 2 * is.kv_heads + kv_head) * plane;
+      prefetch(next, plane);
+      prefetch(next + is.kv_heads * plane, plane);
     }
+#ifdef SIXTEEN_KEYS
+    if constexpr (FIXED && sizeof(T) == sizeof(bf16)) {
+      if (is.block == 16) {
+        sixteen_scores<FIXED>(query, keys, group, is.scale, score);
+      } else {
+        block_scores(query, keys, group, dim, count, is.scale, score);
+      }
+    } else
+#endif
+      block_scores(query, keys, group, dim, count, is.scale, score);
     for (Index g = 0; g < group; ++g) {
-      float most = largest[g];
-      for (Index k = 0; k < count; ++k) most = std::max(most, score[g][k]);
-      if (most > largest[g]) {
-        const float shrink = exp_negative(largest[g] - most);
-        total[g] *= shrink;
-#pragma omp simd
-        for (Index i = 0; i < dim; ++i) sum[g][i] *= shrink;
-        largest[g] = most;
-      }
-      float block_total = 0.0f;
-#pragma omp simd reduction(+ : block_total)
-      for (Index k = 0; k < count; ++k) {
-        score[g][k] = exp_negative(score[g][k] - most);
-        block_total += score[g][k];
-      }
-      total[g] += block_total;
+      shrink[g] = block_weights(score[g], count, largest[g], total[g]);
     }
-    for (Index k = 0; k < count; ++k) {
-#pragma omp simd
-      for (Index i = 0; i < dim; ++i) wide[i] = load(values[k * dim + i]);
-      for (Index g = 0; g < group; ++g) {
-        const float weight = score[g][k];
-#pragma omp simd
-        for (Index i = 0; i < dim; ++i) sum[g][i] += weight * wide[i];
-      }
-    }
+    block_values<T, FIXED>(values, score, shrink, group, dim, count, sum);
   }
   for (Index g = 0; g < group; ++g) {
     T *to = out + (kv_head * group + g) * dim;

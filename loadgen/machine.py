@@ -1,0 +1,80 @@
+"""What the machine under the engine can do: its matrix rate and its memory bandwidth."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from engine.runtime.linear import make_linear
+from engine.runtime.model_config import ModelConfig
+from engine.sim.profile import StepShape
+
+SIDE = 2048  # of the matrices multiplied
+BUFFER = 256 << 20  # bytes copied: far more than any cache holds
+TRIES = 9  # the best counts: a limit is what the machine can do, not what it usually does
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Operations a second of a large matrix product, and bytes a second read and written by a
+
+    copy, with the threads of the engine.
+    """
+
+    flops: float
+    bandwidth: float
+
+
+def measure(dtype: torch.dtype) -> Machine:
+    """On the calling thread."""
+    matrix = make_linear(torch.randn(SIDE, SIDE).to(dtype))
+    rows = torch.randn(SIDE, SIDE).to(dtype)
+    source = torch.ones(BUFFER, dtype=torch.uint8)
+    target = torch.zeros_like(source)
+    with torch.inference_mode():
+        product = _best(lambda: matrix(rows))
+        copy = _best(lambda: target.copy_(source))
+    return Machine(2 * SIDE**3 / product, 2 * BUFFER / copy)
+
+
+def _best(work: Callable[[], object]) -> float:
+    times = []
+    for _ in range(TRIES):
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """The least time of a step: all its arithmetic at the matrix rate, or all that it must read,
+
+    the weights once and the keys and values once, at the bandwidth; whichever takes longer.
+    """
+
+    machine: Machine
+    config: ModelConfig
+    bytes_per_number: int
+
+    def seconds(self, shape: StepShape) -> float:
+        """For a step of that shape; only its decoding sequences are taken to need logits."""
+        config, tokens = self.config, shape.prefill_tokens + shape.decode_sequences
+        head = config.hidden_size * config.vocab_size
+        layers = config.num_layers * self._layer_weights()
+        drawing = shape.decode_sequences
+        attended = shape.prefill_context + shape.context_tokens
+        flops = 2.0 * (layers * tokens + head * drawing)
+        flops += 4.0 * config.num_layers * config.query_size * attended
+        numbers = layers + (head if drawing else 0)
+        numbers += 2 * config.num_layers * config.kv_size * shape.context_tokens
+        return max(
+            flops / self.machine.flops,
+            numbers * self.bytes_per_number / self.machine.bandwidth,
+        )
+
+    def _layer_weights(self) -> int:
+        config = self.config
+        attention = config.hidden_size * (2 * config.query_size + 2 * config.kv_size)
+        return attention + 3 * config.hidden_size * config.intermediate_size
