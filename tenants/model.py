@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass, field
 
+from telemetry.secrets import holds_key
 from tenants.settings import SETTINGS, InvalidRecord
 
 __all__ = ["INFERENCE", "READ", "SCOPES", "ApiKey", "InvalidRecord", "Principal", "Tenant"]
@@ -86,7 +87,7 @@ class ApiKey:
         if not self.scopes:
             raise InvalidRecord("scopes", "a key needs at least one scope")
         for model in sorted(self.models):
-            if not _MODEL_ID.fullmatch(model):
+            if not _MODEL_ID.fullmatch(model) or holds_key(model):
                 raise InvalidRecord("models", f"{model!r} is not a model id")
         _check_count("expires", self.expires)
         if not isinstance(self.disabled, bool):

@@ -11,6 +11,9 @@ from tests.gateway.live import HELLO, MODEL, LiveServer, eventually
 pytestmark = pytest.mark.model  # the text is that of the default model
 
 
+A_KEY = f"wm-0123456789ab-{'S3cret' * 7}x"
+
+
 @pytest.fixture
 def admin(server: LiveServer) -> Iterator[httpx.Client]:
     with server.client("admin") as client:
@@ -145,6 +148,7 @@ def test_every_setting_of_a_tenant_can_be_read_and_written(
         ("POST", "/admin/tenants/gold/keys", {"scopes": []}, 400, "invalid_value", "scopes"),
         ("POST", "/admin/tenants/gold/keys", {"scopes": ["x"]}, 400, "invalid_value", "scopes[0]"),
         ("POST", "/admin/tenants/gold/keys", {"models": [" "]}, 400, "invalid_value", "models"),
+        ("POST", "/admin/tenants/gold/keys", {"models": [A_KEY]}, 400, "invalid_value", "models"),
         ("PATCH", "/admin/keys/0123456789ab", {"disabled": True}, 404, "not_found", None),
         ("POST", "/admin/keys/0123456789ab/rotate", None, 404, "not_found", None),
         ("POST", "/admin/keys/x/rotate", {"overlap": -1}, 400, "invalid_value", "overlap"),
