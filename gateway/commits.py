@@ -53,6 +53,10 @@ class Commits:
             self._winners.popitem(last=False)
         return first
 
+    def correct(self, tenant: str, task: str, winner: Scope) -> None:
+        """All servers agree on another winner."""
+        self._winners[tenant, task] = winner
+
     def winner(self, tenant: str, task: str) -> Scope | None:
         """The one named so far."""
         return self._winners.get((tenant, task))

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from gateway.config import StoreSettings
+from gateway.courier import Courier
 from gateway.store_health import StoreHealth
 from telemetry.clock import Clock
 from tenants.auth import Authenticator
@@ -29,6 +30,7 @@ class StoreAccess:
     authenticator: Authenticator
     health: StoreHealth
     leases: Leases
+    courier: Courier
 
 
 @asynccontextmanager
@@ -64,11 +66,14 @@ async def connected(
     """
     store = await Store.connect(url)
     leases = Leases(store.connection, clock, replica, lease)
-    access = StoreAccess(store, Authenticator(store, clock), StoreHealth(clock), leases)
+    courier = Courier(store.cancellations)
+    access = StoreAccess(store, Authenticator(store, clock), StoreHealth(clock), leases, courier)
     tasks = [
         asyncio.create_task(store.follow(access.authenticator.forget)),
         asyncio.create_task(_watch(access, embedded)),
         asyncio.create_task(leases.run()),
+        asyncio.create_task(store.cancellations.follow(courier.hear)),
+        asyncio.create_task(courier.run()),
     ]
     try:
         yield access

@@ -1,9 +1,9 @@
 """Cancelling: `DELETE /v1/tasks/{task}` and what lies under it, and `POST /v1/tasks/{task}/commit`.
 
 The first cancels everything in its scope. The second says that a race is won, which cancels all of
-the task but the winning attempt. What arrives for cancelled work later is refused. A task that does
-not exist answers like one that does, as does another tenant's, so that nobody learns of ids that
-are not theirs.
+the task but the winning attempt. Both take effect on every server of the store, and what arrives
+for cancelled work later is refused by all. A task that does not exist answers like one that does,
+as does another tenant's, so that nobody learns of ids that are not theirs.
 """
 
 from starlette.requests import Request
@@ -20,6 +20,7 @@ from gateway.lineage import check_id
 from gateway.state import Gateway
 from telemetry.events import Cause
 from telemetry.lineage import Scope
+from tenants.cancellations import Cancellation
 from tenants.model import INFERENCE
 
 PARTS = ("task", "run", "attempt", "request")
@@ -29,6 +30,8 @@ COMMIT_BYTES = 4096  # more than the longest ids need
 class Tasks:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        self._courier = gateway.access.courier
+        self._courier.attach(self._act)
 
     def routes(self) -> list[Route]:
         """One path for each depth: `/v1/tasks/{task}`, `/v1/tasks/{task}/runs/{run}`, …"""
@@ -43,11 +46,15 @@ class Tasks:
     async def cancel(self, request: Request) -> JSONResponse:
         """Post the cancellation; it takes effect before the next step."""
         scope = await self._named(request)
-        self._post(request, scope, Cause.CANCELLED)
+        self._post(scope, None, Call.of(request.scope).arrived)
+        await self._courier.tell(scope)
         return JSONResponse({"object": "cancellation", **request.path_params, "cancelled": True})
 
     async def commit(self, request: Request) -> JSONResponse:
-        """Post the end of the race, once: a second winner is refused with 409."""
+        """Post the end of the race, once: a second winner is refused with 409.
+
+        With other servers about, the store has to say first who has won.
+        """
         scope = await self._named(request)
         limits = self._gateway.limits
         body = await read_body(request.headers, request.receive, COMMIT_BYTES, limits.body_timeout)
@@ -55,12 +62,20 @@ class Tasks:
             part: check_id(part, text, Reason.INVALID_VALUE)
             for part, text in parse_commit(body).named().items()
         }
-        task = request.path_params["task"]
+        task, arrived = request.path_params["task"], Call.of(request.scope).arrived
         winner = Scope(scope.tenant, task, **named)
         first = self._gateway.commits.settle(scope.tenant, task, winner)
         if first != winner:
             raise _conflict(first)
-        self._post(request, scope, Cause.LOST_RACE, winner)
+        alone = self._courier.alone
+        if alone:
+            self._post(scope, winner, arrived)
+        first = await self._courier.commit(scope, winner)
+        if first != winner:
+            self._gateway.commits.correct(scope.tenant, task, first)
+            raise _conflict(first)
+        if not alone:
+            self._post(scope, winner, arrived)
         return JSONResponse({"object": "commitment", "task": task, **named, "committed": True})
 
     async def _named(self, request: Request) -> Scope:
@@ -72,11 +87,16 @@ class Tasks:
         }
         return Scope(principal.tenant.id, **named)
 
-    def _post(
-        self, request: Request, scope: Scope, cause: Cause, spare: Scope | None = None
-    ) -> None:
-        received = Call.of(request.scope).arrived
-        command = Cancel(scope, cause, remember=True, spare=spare, received=received)
+    def _act(self, told: Cancellation) -> None:
+        """Another server tells of a cancellation."""
+        scope, winner = told.scope, told.spare
+        if winner is not None and scope.task is not None:
+            self._gateway.commits.correct(scope.tenant, scope.task, winner)
+        self._post(scope, winner, self._gateway.clock.now())
+
+    def _post(self, scope: Scope, winner: Scope | None, received: int) -> None:
+        cause = Cause.CANCELLED if winner is None else Cause.LOST_RACE
+        command = Cancel(scope, cause, remember=True, spare=winner, received=received)
         for model in self._gateway.models.values():
             model.engine.post(command)
 

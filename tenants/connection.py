@@ -46,6 +46,9 @@ class StoreUnavailable(StoreError):  # noqa: N818 - reads better without
     """The store cannot be reached, or cannot do what it was asked. Trying later may help."""
 
 
+async def _nothing() -> None: ...
+
+
 class Connection:
     """Runs commands and scripts; raises StoreUnavailable when that cannot be done.
 
@@ -87,15 +90,25 @@ class Connection:
         """Run `operation` on the client, again if the connection broke meanwhile."""
         return await self._attempt(lambda: operation(self._client), _PERSISTENCE)
 
-    async def listen(self, channel: str, on_message: Callable[[str], None]) -> None:
-        """Hand on every message of `channel`, for ever; reconnects by itself."""
+    async def listen(
+        self,
+        channel: str,
+        on_message: Callable[[str], None],
+        on_listening: Callable[[], Awaitable[None]] = _nothing,
+    ) -> None:
+        """Hand on every message of `channel`, for ever; reconnects by itself.
+
+        Whenever messages are heard again from now on, `on_listening` is called first: others may
+        have been missed before.
+        """
 
         async def until_broken() -> None:
-            async with self._client.pubsub(ignore_subscribe_messages=True) as subscription:
+            async with self._client.pubsub() as subscription:
                 await subscription.subscribe(channel)
-                await _hand_on(subscription, on_message)
+                await _hand_on(subscription, on_message, on_listening)
 
-        await AsyncRetrying(wait=_PAUSE, retry=retry_if_exception_type(RedisError))(until_broken)
+        again = retry_if_exception_type((RedisError, StoreUnavailable))
+        await AsyncRetrying(wait=_PAUSE, retry=again)(until_broken)
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -126,7 +139,11 @@ async def cancelled(*tasks: asyncio.Task[Any]) -> None:
         _, pending = await asyncio.wait(pending, timeout=_CANCEL_SECONDS)
 
 
-async def _hand_on(subscription: Any, on_message: Callable[[str], None]) -> None:
+async def _hand_on(
+    subscription: Any,
+    on_message: Callable[[str], None],
+    on_listening: Callable[[], Awaitable[None]],
+) -> None:
     """Returns never; raises RedisError when the connection breaks or falls silent."""
     asked = False
     while True:
@@ -137,6 +154,8 @@ async def _hand_on(subscription: Any, on_message: Callable[[str], None]) -> None
             await subscription.ping()
         elif message["type"] == "message":
             on_message(message["data"])
+        elif message["type"] == "subscribe":
+            await on_listening()
         asked = message is None
 
 

@@ -10,8 +10,12 @@ Records, all under the prefix `wm:`
     call:<id>:<hash>    hash, one call under an idempotency key (`tenants.calls`)
     calls:<id>          sorted set of the tenant's kept answers, scored by when they go away
     call-bytes:<id>     hash, their sizes
-and the channel
+    cancelled           stream of late cancellations (`tenants.cancellations`)
+    winners:<id>        hash, who won the races of the tenant's late tasks
+    won:<id>            sorted set of these tasks, scored by when they go away
+and the channels
     changes             what keys of a cache are stale (`tenants.changes`)
+    cancellations       what was cancelled
 """
 
 import secrets
@@ -23,6 +27,7 @@ from typing import Any
 from tenants import keys
 from tenants.admin_key import AdminKey
 from tenants.calls import Calls
+from tenants.cancellations import Cancellations
 from tenants.changes import CHANNEL, Change, read_change
 from tenants.connection import Connection, StoreError, StoreUnavailable
 from tenants.model import INFERENCE, ApiKey, InvalidRecord, Principal, Tenant
@@ -77,6 +82,7 @@ class Store:
         self._connection = connection
         self.admin_key = AdminKey(connection)
         self.calls = Calls(connection)
+        self.cancellations = Cancellations(connection)
 
     @classmethod
     async def connect(cls, url: str, patience: float = 5.0) -> "Store":

@@ -1,6 +1,7 @@
-"""Two servers as processes on one store: what they let one tenant have together."""
+"""Two servers as processes on one store: what they let one tenant have, and end, together."""
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -122,6 +123,25 @@ def pair(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         for replica in replicas:
             replica.kill()
         valkey.stop()
+
+
+def test_two_processes_on_one_store_end_each_others_work(pair: Pair) -> None:
+    key = pair.tenant("crossing")
+    one, two = (replica.url for replica in pair.replicas)
+    headers = {"authorization": f"Bearer {key}", "x-task-id": "crossed"}
+    body = {**BODY, "max_tokens": 2000}
+    with (
+        httpx.Client(headers=headers, timeout=60) as client,
+        client.stream("POST", f"{one}/v1/completions", json={**body, "stream": True}) as stream,
+    ):
+        lines = (line for line in stream.iter_lines() if line)
+        assert next(lines).startswith("data: ")
+        assert client.delete(f"{two}/v1/tasks/crossed").status_code == 200
+        *_, last = lines
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "cancelled"
+        for url in (one, two):
+            answer = client.post(f"{url}/v1/completions", json={**body, "max_tokens": 1})
+            assert answer.status_code == 499
 
 
 def test_64_calls_at_a_budget_for_10_spend_no_more_than_the_budget(pair):
