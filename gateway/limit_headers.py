@@ -18,7 +18,7 @@ _UNITS = {
     Measure.INPUT: "tokens",
     Measure.OUTPUT: "tokens",
     Measure.TOKENS: "tokens",
-    Measure.MONEY: "nanos",
+    Measure.MONEY: "micros",  # of a unit of money: an integer here has at most 15 digits
 }
 _SECONDS = {
     Window.MINUTE: 60,
@@ -96,16 +96,20 @@ def _ietf(standings: Sequence[Standing]) -> RawHeaders:
     if not standings:
         return []
     policies = ", ".join([_policy(standing.limit) for standing in standings])
-    limits = ", ".join(
-        [
-            f'"{standing.limit.name}";r={standing.remaining};t={-(-standing.reset_ms // 1000)}'
-            for standing in standings
-        ]
-    )
+    limits = ", ".join([_standing(standing) for standing in standings])
     return [(b"ratelimit-policy", policies.encode()), (b"ratelimit", limits.encode())]
 
 
 def _policy(limit: Limit) -> str:
     seconds = _SECONDS.get(limit.window)
     window = f";w={seconds}" if seconds else ""
-    return f'"{limit.name}";q={limit.amount};qu="{_UNITS[limit.measure]}"{window}'
+    return f'"{limit.name}";q={_number(limit, limit.amount)};qu="{_UNITS[limit.measure]}"{window}'
+
+
+def _standing(standing: Standing) -> str:
+    limit, seconds = standing.limit, -(-standing.reset_ms // 1000)
+    return f'"{limit.name}";r={_number(limit, standing.remaining)};t={seconds}'
+
+
+def _number(limit: Limit, amount: int) -> int:
+    return amount // 1000 if limit.measure is Measure.MONEY else amount

@@ -28,6 +28,14 @@ device = "simulated"
 exporter = "otlp"
 endpoint = "http://127.0.0.1:{port}/v1/traces"
 """
+# One of each kind, and none that is ever reached.
+LIMITS = (
+    "--requests-per-minute=100000000",
+    "--tokens-per-minute=100000000000",
+    "--concurrency=500",
+    "--tokens-per-day=1000000000000",
+    "--money-per-month=1000000",
+)
 PROMPT = "Say in one sentence what a watermaster did for the fields of a village."
 STREAMED = 256  # tokens of a stream
 MANY = 64  # clients
@@ -106,10 +114,10 @@ def measure(seconds: float, repeat: int, report: Report) -> list[Pair]:
     with bare_server() as port:
         config = CONFIG.format(port=port)
         report("starting a server without traces")
-        with serving(config, {"OTEL_TRACES_SAMPLER": "always_off"}) as server:
+        with serving(config, {"OTEL_TRACES_SAMPLER": "always_off"}, LIMITS) as server:
             _run(pairs[:3], server, port, seconds, repeat, report)
         report("starting a server that traces every request")
-        with serving(config, {"OTEL_TRACES_SAMPLER": "always_on"}) as server:
+        with serving(config, {"OTEL_TRACES_SAMPLER": "always_on"}, LIMITS) as server:
             _run(pairs[3:], server, port, seconds, repeat, report)
     return pairs
 

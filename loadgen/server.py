@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,11 +29,14 @@ class Server:
 
 
 @contextmanager
-def serving(config: str, variables: Mapping[str, str] | None = None) -> Iterator[Server]:
+def serving(
+    config: str, variables: Mapping[str, str] | None = None, limits: Sequence[str] = ()
+) -> Iterator[Server]:
     """Start `watermaster serve` on a free port with the demo tenants; stop it afterwards.
 
-    `config` is TOML without [store] and the port; `variables` go into its environment. Raises
-    RuntimeError with the server's last words if it does not become ready.
+    `config` is TOML without [store] and the port; `variables` go into its environment; `limits` are
+    options of `watermaster tenants update` for gold. Raises RuntimeError with the server's last
+    words if it does not become ready.
     """
     with TemporaryDirectory(prefix="watermaster-bench-") as folder:
         file, log = Path(folder, "watermaster.toml"), Path(folder, "server.log")
@@ -54,6 +57,9 @@ def serving(config: str, variables: Mapping[str, str] | None = None) -> Iterator
                 stdout=subprocess.PIPE,
                 check=True,
             )
+            if limits:
+                command = (*COMMAND, "tenants", "update", "gold", *limits, "--config", str(file))
+                subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
             yield Server(url, _keys(Path(json.loads(demo.stdout)["file"])), server.pid)
         finally:
             server.terminate()

@@ -42,7 +42,7 @@ end
 -- Let the time pass that went by since the account was last looked at.
 local function advance(account, window, limit, start)
   if window == 'minute' then
-    account.used = math.max(0, account.used - limit * (now - account.at) / MINUTE)
+    account.used = math.max(0, account.used - limit * math.max(0, now - account.at) / MINUTE)
   elseif window == 'held' or account.start ~= start then
     account.used = 0
   end

@@ -161,7 +161,7 @@ def test_a_budget_in_money_counts_cached_tokens_at_their_price(server):
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         spent += PRICE.nanos(usage["prompt_tokens"], cached, usage["completion_tokens"])
     assert cached > 0
-    assert standing(server, name)["money_per_month"] == 10**9 - spent
+    assert standing(server, name)["money_per_month"] == (10**9 - spent) // 1000  # in micros
 
 
 @pytest.mark.parametrize(
