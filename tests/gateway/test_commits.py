@@ -1,11 +1,12 @@
 """`POST /v1/tasks/{task}/commit`: a race is won, over HTTP."""
 
 import json
+from contextlib import ExitStack
 
 import httpx
 import pytest
 
-from telemetry.events import CancelApplied, Cause, SequenceArrived, StepCommitted
+from telemetry.events import SequenceArrived, StepCommitted
 from tests.gateway.live import HELLO, MODEL, LiveServer, eventually, read, read_all
 
 pytestmark = pytest.mark.model  # the text is that of the default model
@@ -49,52 +50,60 @@ def commit(client: httpx.Client, task: str, **body: object) -> httpx.Response:
     return client.post(f"/v1/tasks/{task}/commit", json=body)
 
 
-def test_racing_fan_outs_cost_their_losers_at_most_one_step_after_the_commit(slow):
-    """Ten of three. The commit comes while a step is being computed, which is the latest word."""
-    with slow.client() as client:
-        alone = client.post("/v1/chat/completions", json=CALL | {"max_tokens": 200}).json()
-        for number in range(10):
-            task, names = f"race{number}", [f"race{number}-{i}" for i in range(3)]
-            calls = [
-                slow.connect(content(max_tokens=200), x_task_id=task, x_request_id=name)
-                for name in names
-            ]
-            sequences = [started(slow, name) for name in names]
-            with slow.model.held():
-                eventually(lambda: slow.model.stuck)
-                # An attempt that was not named is that of its request.
-                assert commit(client, task, attempt=names[0]).status_code == 200
-            status, body = read(calls[0])
-            assert status.startswith(b"HTTP/1.1 200 ")
-            answer = json.loads(body)
-            assert answer["choices"] == alone["choices"]
-            assert answer["usage"]["completion_tokens"] == 200
-            for name, sequence, call in list(zip(names, sequences, calls, strict=True))[1:]:
-                (end,) = slow.ends(name)
-                assert end.cause is Cause.LOST_RACE
-                assert end.blocks_released > 0
-                assert tokens_of(slow, sequence, after=received(slow, task)) == 1
-                status, body = read(call)
-                assert status.startswith(b"HTTP/1.1 499 ")
-                assert json.loads(body)["error"]["usage"]["completion_tokens"] == end.output_tokens
-            for call in calls:
-                call.close()
-            slow.assert_idle()
-            state = client.get(f"/v1/tasks/{task}").json()
-            assert state["causes"] == {"length": 1, "lost_race": 2}
-            assert state["cancellation_lag_tokens"] == 2
+def test_racing_fan_outs_cost_their_losers_at_most_one_step_after_the_commit(server):
+    """A hundred of three, two at a time. The commits come while a step is being computed, which is
+
+    the latest word before its tokens are there.
+    """
+    server.say(TEXT, endless=True)
+    call = {**CALL, "max_tokens": 200}
+    with server.client() as client:
+        alone = client.post("/v1/chat/completions", json=call).json()
+        for number in range(0, 100, 2):
+            with ExitStack() as stack:
+                server.model.step_seconds = 0.002  # until the races are decided
+                races = [Race(server, stack, f"race{number + i}", call) for i in range(2)]
+                eventually(lambda: server.engine.status().load.running == 6)  # all have spoken
+                with server.model.held():
+                    eventually(lambda: server.model.stuck)
+                    for race in races:
+                        # An attempt that was not named is that of its request.
+                        assert commit(client, race.task, attempt=race.names[0]).status_code == 200
+                    server.model.step_seconds = 0.0
+                for race in races:
+                    race.check(alone)
+                server.assert_idle()
+                for race in races:
+                    race.check_account(client.get(f"/v1/tasks/{race.task}").json())
 
 
-def received(server: LiveServer, task: str) -> int:
-    """When the commit of a task came."""
-    (applied,) = (
-        event
-        for event in server.events.snapshot()
-        if isinstance(event, CancelApplied) and event.scope.task == task
-    )
-    assert (applied.decode, applied.prefill, applied.queued) == (2, 0, 0)
-    assert applied.received is not None
-    return applied.received
+class Race:
+    """Three calls under one task, on connections of their own."""
+
+    def __init__(self, server: LiveServer, stack: ExitStack, task: str, call: dict) -> None:
+        self.task = task
+        self.names = [f"{task}-{i}" for i in range(3)]
+        body = json.dumps(call).encode()
+        self.calls = [
+            stack.enter_context(server.connect(body, x_task_id=task, x_request_id=name))
+            for name in self.names
+        ]
+
+    def check(self, alone: dict) -> None:
+        """The winner's answer is what it would have been `alone`, the losers' end at once."""
+        (head, body), *losers = [read(call) for call in self.calls]
+        answer = json.loads(body)
+        assert head.startswith(b"HTTP/1.1 200 ")
+        assert answer["choices"] == alone["choices"]
+        assert answer["usage"]["completion_tokens"] == alone["usage"]["completion_tokens"]
+        for head, body in losers:
+            assert head.startswith(b"HTTP/1.1 499 ")
+            assert 0 < json.loads(body)["error"]["usage"]["completion_tokens"] < 200
+
+    def check_account(self, told: dict) -> None:
+        assert told["causes"] == {"length": 1, "lost_race": 2}
+        lags = {one["request"]: one["cancellation_lag_tokens"] for one in told["sequences"]}
+        assert lags == dict(zip(self.names, (0, 1, 1), strict=True))
 
 
 def test_a_losing_stream_ends_with_an_error_that_says_so(slow):
