@@ -202,6 +202,8 @@ class Ledger:
             with opened(self._config.folder, file_id, journal.model, written) as source:
                 await self._add(source)
         except FileNotFoundError:
+            if journal.live is not None and journal.live[0] == file_id:
+                raise  # it was deleted while it was written
             log.debug("%s was ended meanwhile, and another process added it", file_id)
 
     async def _flush_leftovers(self) -> None:

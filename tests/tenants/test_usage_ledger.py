@@ -216,6 +216,20 @@ async def test_a_disk_that_takes_nothing_is_said_and_nothing_is_lost(
     assert (await totals(connection))["gold"].output_tokens == 4
 
 
+async def test_a_journal_deleted_while_it_is_written_is_not_taken_for_added(
+    connection: Connection, tmp_path: Path
+) -> None:
+    book = ledger(tmp_path, connection)
+    journal = book.journal("sim", FREE)
+    journal.append({GOLD: Usage(output_tokens=1)})
+    (file_id,) = names(tmp_path)
+    path_of(tmp_path, file_id).unlink()
+    with pytest.raises(FileNotFoundError):
+        await book.flush()
+    assert book.describe()["state"] == "journaled"
+    assert book.pending_bytes > 0
+
+
 async def test_hours_beyond_the_retention_are_forgotten_and_stay_so(
     connection: Connection, tmp_path: Path
 ) -> None:
