@@ -24,7 +24,7 @@ from telemetry.events import Cause
 from tenants.model import READ, Principal, Tenant
 
 MILLISECOND = 1_000_000
-INTERVAL = 0.25  # seconds between two states of a stream
+INTERVAL = 0.5  # seconds between two states of a stream
 MOST_STREAMS = 64
 MOST_OF_A_TENANT = 8
 

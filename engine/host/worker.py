@@ -25,7 +25,7 @@ log = logging.getLogger("watermaster.engine")
 
 RESTART_WINDOW = 600.0  # seconds in which `max_restarts` are counted
 IDLE_WAIT = 1.0  # seconds between looks at the clock while nothing happens
-MOST_ANSWERS = 8  # to those who ask how they stand, in one iteration
+MOST_ANSWERS = 2  # to those who ask how they stand, in one iteration; each takes up to a ms
 
 AnyExecutor = Executor[Any]
 Book = Callable[[list[Event]], None]

@@ -3,12 +3,18 @@
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import pytest
 
+from engine.host.engine import HostConfig
+from engine.runtime.text.codec import TextCodec
 from gateway.backpressure import MOST_OF_A_TENANT
-from tests.gateway.live import HELLO, MODEL, LiveServer, eventually, read
+from gateway.state import EdgeLimits
+from tenants.embedded import EmbeddedValkey
+from tests.gateway.live import HELLO, MODEL, PLAIN, LiveServer, eventually, read
 
 pytestmark = pytest.mark.model  # the text is that of the default model
 
@@ -155,6 +161,32 @@ def test_only_keys_are_told(server):
     with server.client("elsewhere") as client:  # for another model alone
         assert client.get(PATH).json()["models"] == []
         assert client.post(PATH).status_code == 405
+
+
+@pytest.fixture
+def dropping(codec: TextCodec, tmp_path: Path) -> Iterator[LiveServer]:
+    """A server that gives up waiters which can no longer be in time."""
+    valkey = EmbeddedValkey(tmp_path)
+    admission = replace(PLAIN.admission, drop_hopeless=True)
+    policy = replace(PLAIN, admission=admission)
+    server = LiveServer(valkey.start(), codec, EdgeLimits(), HostConfig(), policy=policy)
+    server.start()
+    yield server
+    server.stop()
+    valkey.stop()
+
+
+def test_a_waiter_that_became_hopeless_is_told_so_before_its_deadline(dropping):
+    dropping.say("on and on ", endless=True, step_seconds=0.01)
+    dropping.model.duration = lambda _: 50_000_000  # several steps in what one is thought to take
+    with dropping.occupied(8), dropping.client(x_first_token_timeout_ms="600") as client:
+        for stream in (False, True):
+            body = {"model": MODEL, "messages": HELLO, "stream": stream}
+            told = client.post("/v1/chat/completions", json=body)
+            assert told.status_code == 429
+            error = told.json()["error"]
+            assert (error["code"], error["cause"]) == ("deadline_infeasible", "relegated")
+            assert told.headers["x-should-retry"] == "false"  # it would be late all the more
 
 
 @pytest.mark.parametrize("stream", [False, True])

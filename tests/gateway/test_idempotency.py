@@ -16,6 +16,7 @@ from gateway.client import Client, RetryPolicy, scope
 from gateway.state import EdgeLimits
 from telemetry.events import Cause, SequenceArrived
 from tenants.embedded import EmbeddedValkey
+from tenants.model import Tenant
 from tests.gateway.conftest import TEXT
 from tests.gateway.live import HELLO, MODEL, LiveServer, eventually, read, read_all
 
@@ -109,6 +110,20 @@ def test_malformed_keys_and_bodies_are_400(server):
         for body in (b"{", b"[]", b"{}"):
             assert client.post(CHAT, content=body, headers=keyed("bad")).status_code == 400
         assert client.post(CHAT, json=BODY, headers=keyed("bad")).status_code == 200
+
+
+def test_a_replay_takes_nothing_of_the_tenants_limits(server):
+    server.on_loop(lambda store: store.create_tenant(Tenant("counted", requests_per_minute=2)))
+    issued = server.on_loop(lambda store: store.create_key("counted"))
+    server.keys["counted"] = issued.raw
+    with server.client("counted", **keyed("counted")) as client:
+        left = [
+            int(client.post(CHAT, json=BODY).headers["x-ratelimit-remaining-requests"])
+            for _ in range(4)
+        ]
+        assert left[1:] == [left[0]] * 3
+        other = client.post(CHAT, json=BODY, headers=keyed("counted-2"))
+    assert int(other.headers["x-ratelimit-remaining-requests"]) == left[0] - 1
 
 
 # -- joining ----------------------------------------------------------------------------------
