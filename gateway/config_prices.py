@@ -26,7 +26,7 @@ class PriceSettings(Section):
     """`prompt` for the second model. Absent: the same."""
 
     fallback_cached: Amount | None = None
-    """`cached` for the second model. Absent: the second model's price of a prompt token."""
+    """`cached` for the second model. Absent: the same."""
 
     fallback_output: Amount | None = None
     """`output` for the second model. Absent: the same."""
@@ -36,5 +36,6 @@ class PriceSettings(Section):
 
     def of_fallback(self) -> Price:
         prompt = self.prompt if self.fallback_prompt is None else self.fallback_prompt
+        cached = self.cached if self.fallback_cached is None else self.fallback_cached
         output = self.output if self.fallback_output is None else self.fallback_output
-        return Price(prompt, self.fallback_cached, output)
+        return Price(prompt, cached, output)

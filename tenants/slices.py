@@ -64,6 +64,7 @@ class Slice:
     grant: Grant = field(default_factory=lambda: Grant(0, 0, 0, 0, 0, False))
     _denied: int | None = None  # the least amount that the last answer left no room for
     _taken: int = 0  # reserved since the last report
+    _peak: int = 0  # the most that was `using` since then
     _acknowledged: tuple[int, int] = (0, 0)  # charged, refunded
     _sent: tuple[int, int] = (0, 0)
     _told: int = 0  # `using` in the last report
@@ -89,6 +90,7 @@ class Slice:
         self._taken += amount
         if self.held:
             self.using += amount
+            self._peak = max(self._peak, self.using)
         else:
             self.charged += amount
         return self.grant.start
@@ -108,16 +110,17 @@ class Slice:
     def report(self, waiting: int) -> Report:
         """What to send when reservations of `waiting` in all could not be made.
 
-        When others are short, only what was used since the last report is kept.
+        When others are short, only as much is kept as was used since the last report.
         """
-        taken, self._taken = self._taken, 0
+        likely = self._peak - self.using if self.held else self._taken
+        self._taken, self._peak = 0, self.using
         if self.grant.recalled:
-            self.free = min(self.free, taken)
+            self.free = min(self.free, likely)
         self._sent, self._told = (self.charged, self.refunded), self.using
         return Report(
             self.limit,
             need=self.using + max(0, self.free) + waiting,
-            spare=taken,
+            spare=likely,
             using=self.using,
             charged=self.charged,
             acknowledged_charged=self._acknowledged[0],

@@ -11,6 +11,7 @@ from gateway import config_docs
 from gateway.config import Settings
 from gateway.config_load import ConfigError, Loaded, load
 from policies.config import PolicyConfig
+from tenants.prices import Price
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,6 +50,13 @@ def test_later_sources_win() -> None:
         "server.drain_grace": "WATERMASTER_SERVER_DRAIN_GRACE",
         "server.port": "--port",
     }
+
+
+def test_the_second_model_costs_as_much_as_the_first_unless_said_otherwise() -> None:
+    text = "[prices]\nprompt = 1.0\ncached = 0.5\noutput = 2.0\nfallback_output = 3.0\n"
+    prices = from_text(text).settings.prices
+    assert prices.of_model() == Price(1.0, 0.5, 2.0)
+    assert prices.of_fallback() == Price(1.0, 0.5, 3.0)
 
 
 def test_the_file_is_found_where_the_documentation_says() -> None:

@@ -125,6 +125,22 @@ def test_too_many_requests_in_a_minute_are_told_when_to_come_back(server):
     assert refused.headers["x-ratelimit-remaining-requests"] == "0"
 
 
+def test_a_stock_client_waits_as_told_and_succeeds(server):
+    name = tenant(server, requests_per_minute=60)
+    asked = {"model": MODEL, "messages": HELLO, "max_tokens": 1}
+    sent: list[httpx.Request] = []
+    counting = httpx.Client(event_hooks={"request": [sent.append]})
+    with openai.OpenAI(
+        base_url=f"{server.url}/v1", api_key=server.keys[name], http_client=counting
+    ) as client:
+        for number in range(1, 100):
+            client.chat.completions.create(**asked)
+            if len(sent) > number:
+                break
+    assert number > 60
+    assert len(sent) == number + 1  # one refusal, one wait of a second, and in
+
+
 def test_a_call_that_exceeds_a_limit_by_itself_is_not_to_be_retried(server):
     name = tenant(server, output_tokens_per_minute=100)
     refused = ask(server, name, max_tokens=101)

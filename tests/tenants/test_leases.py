@@ -89,6 +89,22 @@ async def test_one_slot_goes_from_hand_to_hand(valkey_url, connection):
             leases.settle(slot, {})
 
 
+async def test_a_busy_replica_gives_up_what_another_is_short_of(valkey_url, connection):
+    """The first takes all that there is, and half of it would do for its load."""
+    tenant = Tenant("gold", concurrency=8)
+
+    async def work(leases: Leases) -> None:
+        for _ in range(40):
+            slot = await taken(leases, tenant, concurrency=1)
+            await asyncio.sleep(0.005)
+            leases.settle(slot, {})
+
+    async with replica(valkey_url, "a") as a, replica(valkey_url, "b") as b:
+        first = [asyncio.create_task(work(a)) for _ in range(4)]
+        await asyncio.sleep(0.05)
+        await asyncio.gather(*first, *(work(b) for _ in range(4)))
+
+
 async def test_a_steady_load_needs_no_call_to_the_store(valkey_url, connection):
     tenant = Tenant("gold", requests_per_minute=10**6, concurrency=100, tokens_per_day=10**9)
     async with replica(valkey_url, "a") as leases:
