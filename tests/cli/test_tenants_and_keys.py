@@ -80,8 +80,12 @@ def test_a_tenants_limits_and_budgets_are_set_and_removed(run: Run) -> None:
 def test_the_commands_of_the_document_run(run: Run) -> None:
     document = (Path(__file__).parents[2] / "docs/tenancy.md").read_text()
     text = "\n".join(re.findall(r"```sh\n(.*?)```", document, re.DOTALL)).replace("\\\n", " ")
+    key = ""
     for line in filter(None, text.splitlines()):
-        run(*shlex.split(line, comments=True)[1:])
+        words = shlex.split(line, comments=True)[1:]
+        if "KEY" in words and not key:
+            key = parsed(run("keys", "list", "acme", "--json"))[-1]["public_id"]
+        run(*(key if word == "KEY" else word for word in words))
     shown = parsed(run("tenants", "show", "acme", "--json"))
     assert (shown["concurrency"], shown["tokens_per_day"]) == (16, None)
     assert (shown["requests_per_minute"], shown["money_per_month"]) == (600, 250.0)
