@@ -8,16 +8,15 @@ from typing import Any
 
 import httpx
 import pytest
+import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.specs.openapi import checks
 
 from engine.runtime.text.codec import TextCodec
 from gateway.operations import OPERATIONS, Operation
 from tenants.embedded import EmbeddedValkey
 from tests.gateway.fuzzed import VICTIM, Fuzzed, fuzzed_server
 from tests.gateway.live import MODEL
-
-schemathesis = pytest.importorskip("schemathesis")  # pulls in much, so it is not everywhere
-from schemathesis.specs.openapi import checks  # noqa: E402
 
 pytestmark = [
     pytest.mark.model,  # the text is that of the default model
