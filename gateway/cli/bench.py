@@ -243,6 +243,25 @@ def gateway(seconds: float, repeat: int, *, as_json: bool) -> None:
     _print_findings(gateway_bench.findings(pairs), as_json, details)
 
 
+@bench.command()
+@click.option("--fan-outs", type=COUNT, default=100, show_default=True, help="Races, in turn.")
+@json_option
+def cancel(fan_outs: int, *, as_json: bool) -> None:
+    """What the losers of racing fan-outs of three cost after the commit has come.
+
+    Over HTTP and on the real model, with a server of its own. When all three attempts have begun to
+    answer, the first is committed. The limit is one token for each loser.
+    """
+    from loadgen import cancel_bench
+
+    races = cancel_bench.measure(fan_outs, note)
+    if not as_json:
+        print_table(cancel_bench.HEADER, cancel_bench.rows(races))
+        click.echo()
+    details = {"races": [asdict(race) for race in races]}
+    _print_findings(cancel_bench.findings(races), as_json, details)
+
+
 def _print_findings(findings: "list[Finding]", as_json: bool, details: dict[str, Any]) -> None:
     from loadgen.limits import ROW_HEADER, to_json
 
