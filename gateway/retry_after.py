@@ -14,13 +14,13 @@ MILLISECOND = 1_000_000
 def wait_ms(estimate: int | None, otherwise: int, *, promised: bool) -> int:
     """The wait to tell, in milliseconds, for an `estimate` in nanoseconds.
 
-    Waits are de-synchronised among callers by up to a quarter, promised ones excepted: those are
-    apart already, and the place is not held for long.
+    Waits are de-synchronised among callers by up to a quarter, a quarter of a minute at most.
+    Promised ones are not: those are apart already, and the place is not held for long.
     """
     wait = otherwise if estimate is None else max(1, math.ceil(estimate / MILLISECOND))
     if promised:
         return wait
-    most = wait * (1 + JITTER)
+    most = wait + JITTER * min(wait, LONGEST_WAIT_MS)
     if wait <= LONGEST_WAIT_MS:
         most = min(most, LONGEST_WAIT_MS)
     return math.ceil(random.uniform(wait, most))

@@ -93,16 +93,24 @@ async def test_a_busy_replica_gives_up_what_another_is_short_of(valkey_url, conn
     """The first takes all that there is, and half of it would do for its load."""
     tenant = Tenant("gold", concurrency=8)
 
-    async def work(leases: Leases) -> None:
-        for _ in range(40):
-            slot = await taken(leases, tenant, concurrency=1)
-            await asyncio.sleep(0.005)
-            leases.settle(slot, {})
+    over = False
+
+    async def call(leases: Leases) -> None:
+        slot = await taken(leases, tenant, concurrency=1)
+        await asyncio.sleep(0.005)
+        leases.settle(slot, {})
+
+    async def keep_calling(leases: Leases) -> None:
+        while not over:
+            await call(leases)
 
     async with replica(valkey_url, "a") as a, replica(valkey_url, "b") as b:
-        first = [asyncio.create_task(work(a)) for _ in range(4)]
+        busy = [asyncio.create_task(keep_calling(a)) for _ in range(4)]
         await asyncio.sleep(0.05)
-        await asyncio.gather(*first, *(work(b) for _ in range(4)))
+        for _ in range(10):
+            await asyncio.gather(*(call(b) for _ in range(4)))
+        over = True
+        await asyncio.gather(*busy)
 
 
 async def test_a_steady_load_needs_no_call_to_the_store(valkey_url, connection):
