@@ -84,7 +84,7 @@ class Quota:
             "requested": _shown(limit, shortage.amount),
         }
         if limit.window.is_budget:
-            wait = reset_ms * MILLISECOND
+            wait = None if shortage.hopeless else reset_ms * MILLISECOND
             return ApiError(Reason.QUOTA, _sentence(facts), facts=facts, retry_after=wait)
         if shortage.hopeless:
             return ApiError(Reason.OVER_LIMIT, facts=facts)

@@ -7,6 +7,7 @@ Records, all under the prefix `wm:`
     tenant:<id>         hash, one tenant
     key:<public id>     hash, one key; goes away a while after the key's end
     tenant-keys:<id>    sorted set of the tenant's public ids, scored by when they go away
+    limits:<id>         what was used of the tenant's limits and who leases what (`tenants.leases`)
     call:<id>:<hash>    hash, one call under an idempotency key (`tenants.calls`)
     calls:<id>          sorted set of the tenant's kept answers, scored by when they go away
     call-bytes:<id>     hash, their sizes
