@@ -130,7 +130,7 @@ OPERATIONS: Mapping[str, tuple[Example, ...]] = {
             "/v1/backpressure",
             _KEY,
             """{
-  "object": "backpressure", "tenant": "…", "draining": false,
+  "object": "backpressure", "tenant": "…", "draining": false, "limits": ["…"],
   "models": [{
     "model": "…", "state": "ready", "queued_requests": 0, "estimated_start_ms": "…",
     "feasible_parallelism": "…", "retry_after_ms": null, "…": "…"

@@ -70,7 +70,7 @@ class Backpressure:
         await events.open()
         while told is not None:
             await events.write([told])
-            if self._gateway.draining:
+            if told["draining"]:
                 await events.close()
                 return
             try:
@@ -96,6 +96,7 @@ class Backpressure:
             "object": "backpressure",
             "tenant": tenant.id,
             "draining": gateway.draining,
+            "limits": gateway.quota.describe(tenant),
             "models": [
                 await self._of_model(model, inquiry, tenant)
                 for model in gateway.models.values()

@@ -170,7 +170,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "GET",
         "/v1/backpressure",
         "Tell how one's own tenant stands with each model; as a stream, whenever that changes.",
-        ("object", "tenant", "draining", "models"),
+        ("object", "tenant", "draining", "limits", "models"),
         refusals=_TENANTS | {Reason.INVALID_HEADER, Reason.TENANT_BUSY, Reason.SERVER_BUSY},
         headers={name: headers.GENERATION[name] for name in ("x-task-id", "x-run-id", "baggage")},
         streams=True,

@@ -44,14 +44,20 @@ class Quota:
 
     def headers(self, tenant: Tenant, dialect: Dialect) -> RawHeaders:
         """How the tenant's limits stand; nothing for a tenant without any."""
-        book = self._leases.book(tenant)
-        if book is None:
-            return []
-        elapsed = book.elapsed_ms(self._clock.now())
-        standings = [
-            Standing(piece.limit, *piece.standing(elapsed)) for piece in book.slices.values()
+        standings = self._standings(tenant)
+        return dialect.limits(standings, self._clock.wall() // MILLISECOND) if standings else []
+
+    def describe(self, tenant: Tenant) -> list[dict[str, object]]:
+        """The same, JSON-ready; limits are known once a call has met them."""
+        return [
+            {
+                "limit": one.limit.name,
+                "amount": _shown(one.limit, one.limit.amount),
+                "remaining": _shown(one.limit, one.remaining),
+                "reset_ms": one.reset_ms,
+            }
+            for one in self._standings(tenant)
         ]
-        return dialect.limits(standings, self._clock.wall() // MILLISECOND)
 
     def metrics(self) -> bytes:
         """In Prometheus' text form."""
@@ -71,6 +77,13 @@ class Quota:
         )
         leased.set(self._leases.away)
         return text_of((shortages, renewals, failures, leased))
+
+    def _standings(self, tenant: Tenant) -> list[Standing]:
+        book = self._leases.book(tenant)
+        if book is None:
+            return []
+        elapsed = book.elapsed_ms(self._clock.now())
+        return [Standing(piece.limit, *piece.standing(elapsed)) for piece in book.slices.values()]
 
     def _refusal(self, tenant: Tenant, shortage: Shortage) -> ApiError:
         piece, limit = shortage.slice, shortage.slice.limit

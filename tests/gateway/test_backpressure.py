@@ -14,6 +14,7 @@ from engine.runtime.text.codec import TextCodec
 from gateway.backpressure import MOST_OF_A_TENANT
 from gateway.state import EdgeLimits
 from tenants.embedded import EmbeddedValkey
+from tenants.model import Tenant
 from tests.gateway.live import HELLO, MODEL, PLAIN, LiveServer, eventually, read
 
 pytestmark = pytest.mark.model  # the text is that of the default model
@@ -76,6 +77,21 @@ def test_each_tenant_is_told_its_own_queue(server):
         eventually(lambda: model_state(server)["token_debt"] > 0)
         # A key that may look and spend nothing looks as its tenant.
         assert model_state(server, "reader")["queued_requests"] == 3
+
+
+def test_limits_are_told_with_what_is_left_of_them(server):
+    limits = {"requests_per_minute": 5, "money_per_day": 2.5}
+    server.on_loop(lambda store: store.create_tenant(Tenant("limited", **limits)))
+    server.keys["limited"] = server.on_loop(lambda store: store.create_key("limited")).raw
+    assert state(server, "limited")["limits"] == []
+    with server.client("limited") as client:
+        client.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO})
+    requests, money = state(server, "limited")["limits"]
+    assert (requests["limit"], requests["amount"]) == ("requests_per_minute", 5)
+    assert requests["remaining"] == 4
+    assert 0 < requests["reset_ms"] <= 12_000
+    assert (money["limit"], money["amount"]) == ("money_per_day", 2.5)
+    assert 0 < money["remaining"] <= 2.5
 
 
 def test_a_full_queue_says_when_to_come_back(server):
