@@ -20,7 +20,7 @@ from gateway.errors import ApiError, Reason, Row
 from gateway.generate import find_model
 from gateway.kept_answers import Kept, KeptAnswers
 from gateway.pressure import PressureDesk
-from gateway.recording import Reader, Recording
+from gateway.recording import Reader, Recording, Room
 from gateway.state import ServedModel
 from gateway.wire import json_object
 from telemetry.clock import Clock
@@ -76,6 +76,7 @@ class Idempotency:
         self._replica = secrets.token_hex(8)
         self._kept = KeptAnswers(clock)
         self._running: dict[tuple[str, str], _Running] = {}
+        self._room = Room()
         self._work: set[asyncio.Task[None]] = set()
 
     async def read(self, name: CallName, model: ServedModel | None, run: Run) -> Reader:
@@ -93,7 +94,7 @@ class Idempotency:
         return Reader(found.recording, joins=True)
 
     def _begin(self, name: CallName, model: ServedModel | None, run: Run) -> Reader:
-        recording = Recording(on_abandoned=lambda: self._forget(name, recording))
+        recording = Recording(self._room, lambda: self._forget(name, recording))
         running = _Running(name.print, recording, self._clock.now())
         self._running[name.tenant, name.key] = running
         reader = Reader(recording)
@@ -107,7 +108,7 @@ class Idempotency:
         if found is None:
             return None
         known, kept = found
-        recording = Recording()
+        recording = Recording(self._room)
         _play(recording, kept)
         return _Running(known, recording, 0)
 
@@ -139,6 +140,7 @@ class Idempotency:
             logger.exception("a call under an idempotency key failed")
             recording.fail(ApiError(Reason.INTERNAL))
         finally:
+            recording.close()
             self._forget(name, recording)
 
     async def _busy(self, name: CallName, model: ServedModel | None, running_ms: int) -> ApiError:

@@ -7,6 +7,7 @@ hung up once every reader is gone. Each reader writes to its own caller at that 
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import islice
 
 from starlette.types import Message, Send
@@ -19,13 +20,22 @@ from telemetry.events import Cause
 # Of a stream that can still be read from its beginning; of a longer one no more is held for its
 # slowest reader.
 MOST_BYTES = 1 << 20
+MOST_TOGETHER = 128 << 20  # bytes of all that are written now; beyond, no more can be joined
 REPLAYED = (b"idempotent-replayed", b"true")
+
+
+@dataclass(slots=True)
+class Room:
+    """What recordings that are being written hold together."""
+
+    held: int = 0  # bytes
 
 
 class Recording:
     """`send` and `receive` are those that an ASGI application is called with."""
 
-    def __init__(self, on_abandoned: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, room: Room, on_abandoned: Callable[[], None] = lambda: None) -> None:
+        self._room = room
         self.start: Message | None = None
         self.ended = False
         self.replayed = False
@@ -67,7 +77,7 @@ class Recording:
             self.start = message
         else:
             self._pieces.append(message.get("body", b""))
-            self._held += len(self._pieces[-1])
+            self._hold(len(self._pieces[-1]))
             self.ended = not message.get("more_body", False)
             self._trim()
         self.wake()
@@ -96,6 +106,10 @@ class Recording:
         self._news.set()
         self._news = asyncio.Event()
 
+    def close(self) -> None:
+        """Nothing more is written; what is read is the readers'."""
+        self._room.held -= self._held
+
     def join(self, reader: "Reader") -> None:
         self._readers.add(reader)
 
@@ -107,12 +121,17 @@ class Recording:
 
     def _trim(self) -> None:
         """Of a long stream, drop what all readers have had, and more when one is far behind."""
-        if self._held <= MOST_BYTES and not self.dropped:
+        room = self._room.held <= MOST_TOGETHER
+        if self._held <= MOST_BYTES and room and not self.dropped:
             return
         slowest = min((reader.position for reader in self._readers), default=self.end)
         while len(self._pieces) > 1 and (self.dropped < slowest or self._held > MOST_BYTES):
-            self._held -= len(self._pieces.popleft())
+            self._hold(-len(self._pieces.popleft()))
             self.dropped += 1
+
+    def _hold(self, more: int) -> None:
+        self._held += more
+        self._room.held += more
 
 
 class Reader:

@@ -280,6 +280,21 @@ def test_a_long_stream_that_runs_cannot_be_joined_and_says_how_long_it_may_take(
     assert "x-should-retry" not in refused.headers
 
 
+def test_when_too_much_is_held_together_streams_go_on_and_are_not_kept(server, monkeypatch):
+    monkeypatch.setattr(recording, "MOST_TOGETHER", 2000)
+    body = {**ENDLESS, "max_tokens": 300, "stream": True}
+    with server.client() as client:
+        first, second = (client.post(CHAT, json=body, headers=keyed(f"all-{n}")) for n in range(2))
+        for answer in (first, second):
+            assert answer.text.endswith("data: [DONE]\n\n")
+            assert len(events(answer.content)) > 200
+        eventually(lambda: _code(client.post(CHAT, json=body, headers=keyed("all-0"))) == NOT_KEPT)
+        monkeypatch.undo()
+        third = client.post(CHAT, json=body, headers=keyed("all-2"))  # what was held is given back
+        again = client.post(CHAT, json=body, headers=keyed("all-2"))
+    assert again.content == third.content
+
+
 def test_a_reader_who_stops_holds_nobody_up_and_is_cut_off(server, monkeypatch):
     monkeypatch.setattr(recording, "MOST_BYTES", 20_000)
     body = content(stream=True, max_tokens=1900)
