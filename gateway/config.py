@@ -266,7 +266,7 @@ class StoreSettings(Section):
     """Folder of the embedded store, the demo keys, the usage journal, and what else this server
     must find again."""
 
-    lease: Annotated[float, Field(ge=1, le=3600)] = 45.0
+    lease: Annotated[float, Field(ge=3, le=3600)] = 45.0
     """Seconds for which a server may go on with its share of tenants' limits while the store is
     away. The share of a server that is lost with its folder comes back to the others after as
     long."""

@@ -85,7 +85,9 @@ class Book:
             piece.follow(limit)
             self.slices[limit.name] = piece
 
-    def reserve(self, demand: Amounts, now: int) -> Reservation | Shortage:
+    def reserve(
+        self, demand: Amounts, now: int, *, store_away: bool = False
+    ) -> Reservation | Shortage:
         """Take `demand` from every slice it concerns, or say which is short."""
         self.used_at = now
         wanted = [
@@ -95,7 +97,7 @@ class Book:
         ]
         valid = now < self._valid_until
         for piece, amount in wanted:
-            if not valid or piece.free < amount:
+            if not valid or piece.available(alone=store_away) < amount:
                 return Shortage(piece, amount)
         return Reservation([(piece, amount, piece.take(amount)) for piece, amount in wanted])
 

@@ -11,39 +11,20 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from telemetry.clock import NANOSECONDS, Clock
+from telemetry.clock import Clock
 from tenants.book import Book, Reservation, Shortage
 from tenants.connection import Connection, StoreUnavailable
-from tenants.limits import Amounts, limits_of
+from tenants.lease_entry import BEAT, REPORT, Entry, Waiter, ns
+from tenants.limits import Amounts
 from tenants.model import Tenant
 from tenants.replica import Replica
 from tenants.slices import Grant, Report
 
 log = logging.getLogger(__name__)
 
-_REPORT = 0.05  # seconds after which the store is told of what was used
-_BEAT = 0.25  # seconds between renewals, in which others get what they need of what is free here
-_ALONE = 1.0  # the same while there are no others: how long a new one waits to be noticed
 _AGAIN = 0.02  # seconds until the store is asked again for what others are to give back
-_PATIENCE = 1.3  # seconds that a call waits for that
-_NEWS = 0.1  # seconds that it waits for what others have just given back and not yet reported
 _AWAY = 1.0  # seconds between attempts while the store is away
-_IDLE = 60.0  # seconds after which a tenant's lease is given up
-_QUIET = 60.0  # seconds between log lines about the same limit of the same tenant
 _KEPT_MS = 32 * 86_400_000  # longer than any window
-
-
-@dataclass(eq=False, slots=True)
-class _Waiter:
-    demand: Amounts
-    since: int
-    answer: "asyncio.Future[Reservation | Shortage]"
-
-    def waits_on(self, shortage: Shortage, now: int) -> bool:
-        """Whether other replicas may still make room."""
-        if shortage.slice.grant.replicas == 1:
-            return False
-        return now - self.since < _ns(_PATIENCE if shortage.elsewhere else _NEWS)
 
 
 @dataclass(slots=True)
@@ -55,68 +36,8 @@ class Counts:
     shortages: Counter[str] = field(default_factory=Counter)  # by limit
 
 
-class _Entry:
-    """A tenant's book and the calls that wait for more than it holds."""
-
-    def __init__(self, tenant: Tenant, now: int) -> None:
-        self.tenant = tenant
-        self.book = Book(limits_of(tenant), now)
-        self.waiters: list[_Waiter] = []
-        self._told: dict[str, int] = {}
-
-    def tell(self, shortage: Shortage, now: int) -> None:
-        """Log that a limit is reached, now and then."""
-        limit = shortage.slice.limit
-        if now - self._told.get(limit.name, -_ns(_QUIET)) >= _ns(_QUIET):
-            self._told[limit.name] = now
-            log.info("tenant %s has reached its %s of %d", self.tenant.id, limit.name, limit.amount)
-
-    def follow(self, tenant: Tenant) -> None:
-        """Take over the tenant's settings as they stand now."""
-        self.tenant = tenant
-        self.book.follow(limits_of(tenant))
-
-    def refusal(self, demand: Amounts, now: int) -> Shortage | None:
-        """What makes it pointless to ask the store for `demand`, if anything does."""
-        fresh = self.book.alone and now - self.book.renewed < _ns(_REPORT)
-        return self.book.refusal(demand, fresh=fresh)
-
-    def due(self, now: int) -> bool:
-        """Whether there is something to tell or to ask."""
-        book = self.book
-        if not book.slices:
-            return False
-        urgent = self.waiters or book.changed or book.recalled
-        return bool(urgent) or now - book.renewed >= _ns(_ALONE if book.alone else _BEAT)
-
-    def idle(self, now: int) -> bool:
-        busy = self.waiters or self.book.in_use or self.book.changed
-        return not busy and now - self.book.used_at > _ns(_IDLE)
-
-    def serve(self, now: int) -> bool:
-        """Answer the waiters; whether some wait on for what others are to give back."""
-        waiting, self.waiters = self.waiters, []
-        for waiter in waiting:
-            if waiter.answer.done():
-                continue
-            taken = self.book.reserve(waiter.demand, now)
-            if isinstance(taken, Shortage) and waiter.waits_on(taken, now):
-                self.waiters.append(waiter)
-            else:
-                if isinstance(taken, Shortage):
-                    taken.slice.deny(taken.amount)
-                waiter.answer.set_result(taken)
-        return bool(self.waiters)
-
-    def fail(self, error: StoreUnavailable) -> None:
-        for waiter in self.waiters:
-            if not waiter.answer.done():
-                waiter.answer.set_exception(StoreUnavailable(str(error)))
-        self.waiters = []
-
-
 class Leases:
-    """Used from one event loop, on which `run` must be running. `lease` is in seconds."""
+    """Used from one event loop, on which `run` must be running. `lease` is in seconds, above 1."""
 
     def __init__(
         self, connection: Connection, clock: Clock, replica: Replica, lease: float
@@ -125,7 +46,7 @@ class Leases:
         self._clock = clock
         self._replica = replica
         self._lease = lease
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, Entry] = {}
         self._calls = 0
         self._work = asyncio.Event()
         self._alarm: asyncio.TimerHandle | None = None
@@ -150,14 +71,14 @@ class Leases:
         now = self._clock.now()
         entry = self._entries.get(tenant.id)
         if entry is None:
-            entry = self._entries[tenant.id] = _Entry(tenant, now)
+            entry = self._entries[tenant.id] = Entry(tenant, now)
         elif entry.tenant is not tenant:  # read anew, and perhaps changed
             entry.follow(tenant)
         if not entry.waiters:  # nobody jumps the queue
-            taken = entry.book.reserve(demand, now)
+            taken = entry.book.reserve(demand, now, store_away=self.away)
             if isinstance(taken, Reservation):
                 if taken:
-                    self._wake_in(_REPORT)
+                    self._wake_in(REPORT)
                 return taken
         answer = entry.refusal(demand, now) or await self._ask(entry, demand, now)
         if isinstance(answer, Shortage):
@@ -169,7 +90,7 @@ class Leases:
         """Give back what was not used; False if that was done before."""
         settled = reservation.settle(used)
         if settled:
-            self._wake_in(_REPORT)
+            self._wake_in(REPORT)
         return settled
 
     async def run(self) -> None:
@@ -193,11 +114,11 @@ class Leases:
         if self._entries:
             await self._exchange(self._entries, leaving=list(self._entries))
 
-    async def _ask(self, entry: _Entry, demand: Amounts, now: int) -> Reservation | Shortage:
+    async def _ask(self, entry: Entry, demand: Amounts, now: int) -> Reservation | Shortage:
         if self._away:
             raise StoreUnavailable(str(self._away))
         answer: asyncio.Future[Reservation | Shortage] = asyncio.get_running_loop().create_future()
-        entry.waiters.append(_Waiter(demand, now, answer))
+        entry.waiters.append(Waiter(demand, now, asked=False, answer=answer))
         self._work.set()
         try:
             return await answer
@@ -210,7 +131,7 @@ class Leases:
 
     async def _rest(self) -> None:
         """Until there is work, or it is time for a sign of life."""
-        pause = _AWAY if self._away else _BEAT
+        pause = _AWAY if self._away else BEAT
         try:
             async with asyncio.timeout(pause if self._entries else None):
                 await self._work.wait()
@@ -226,7 +147,7 @@ class Leases:
         self._alarm = None
         self._work.set()
 
-    async def _exchange(self, entries: Mapping[str, _Entry], leaving: Collection[str]) -> None:
+    async def _exchange(self, entries: Mapping[str, Entry], leaving: Collection[str]) -> None:
         sent = self._clock.now()
         entries = dict(entries)
         for name in leaving:
@@ -239,11 +160,15 @@ class Leases:
         self._find()
         for (name, entry), grants in zip(entries.items(), answers, strict=True):
             left = name in leaving
-            entry.book.renew(grants, sent, 0 if left else _ns(self._lease))
+            entry.book.renew(grants, sent, 0 if left else ns(self._lease))
             if left:
                 self._drop(name, entry)
             elif entry.serve(self._clock.now()) or entry.book.recalled:
                 self._wake_in(_AGAIN)
+                if entry.unasked:
+                    self._work.set()
+            elif entry.book.changed:
+                self._wake_in(REPORT)
 
     def _forget(self, now: int) -> None:
         """Drop the tenants without limits that have not called for long."""
@@ -251,14 +176,14 @@ class Leases:
             if not entry.book.slices and entry.idle(now):
                 del self._entries[name]
 
-    def _drop(self, name: str, entry: _Entry) -> None:
+    def _drop(self, name: str, entry: Entry) -> None:
         if entry.waiters or entry.book.changed:
             self._work.set()  # it was wanted again meanwhile
         else:
             del self._entries[name]
 
     async def _call(
-        self, entries: Mapping[str, _Entry], leaving: Collection[str]
+        self, entries: Mapping[str, Entry], leaving: Collection[str]
     ) -> list[list[Grant]]:
         self._calls += 1
         books = [
@@ -266,7 +191,7 @@ class Leases:
                 [
                     self._calls,
                     name in leaving,
-                    [as_row(r) for r in entry.book.report([w.demand for w in entry.waiters])],
+                    [as_row(report) for report in entry.reports()],
                 ]
             )
             for name, entry in entries.items()
@@ -289,16 +214,12 @@ class Leases:
     def _fail(self, error: StoreUnavailable) -> None:
         self._away = error
         for entry in self._entries.values():
-            entry.fail(error)
+            entry.fail(error, self._clock.now())
 
     def _find(self) -> None:
         if self._away is not None:
             log.info("the store is back: limits are renewed")
         self._away = None
-
-
-def _ns(seconds: float) -> int:
-    return round(seconds * NANOSECONDS)
 
 
 def as_row(report: Report) -> list[object]:
@@ -310,6 +231,7 @@ def as_row(report: Report) -> list[object]:
         limit.amount,
         report.need,
         report.spare,
+        report.risk,
         report.using,
         report.charged,
         report.acknowledged_charged,

@@ -2,8 +2,10 @@
 
 The store's account of a limit is `used + what all replicas hold <= limit`, always. A reservation is
 charged when it is made and refunded when it is settled, so what a lost replica had reserved stays
-charged and what it merely held comes back. Charges and refunds are reported as running totals: a
-report that is sent twice counts once.
+charged and what it merely held comes back. So that nothing it reserved since its last report is
+missed, each report says how much may be reserved until the next one is acknowledged, and that is
+charged to the lost. Charges and refunds are reported as running totals: a report that is sent twice
+counts once.
 """
 
 from dataclasses import dataclass, field
@@ -15,7 +17,8 @@ from tenants.limits import MINUTE_MS, Limit, Window
 class Report:
     """What the store is told of a slice; totals are since the slice was opened.
 
-    `need`: what the replica must have, its own free part included; `spare`: what it could use more.
+    `need`: what the replica must have, its own free part included; `spare`: what it could use more;
+    `risk`: what it may charge until its next report is acknowledged.
     `using`: reserved now, of a limit on what is held. `acknowledged_*`: totals that the store is
     known to have, for a store that has forgotten the slice. `start`: of the window they are for.
     """
@@ -23,6 +26,7 @@ class Report:
     limit: Limit
     need: int
     spare: int
+    risk: int
     using: int
     charged: int
     acknowledged_charged: int
@@ -53,11 +57,15 @@ class Grant:
 
 @dataclass(slots=True)
 class Slice:
-    """Amounts are whole: requests, tokens or nanos. `free` may be reserved without asking."""
+    """Amounts are whole: requests, tokens or nanos. `free` may be reserved without asking, and of
+
+    what is spent no more than `allowance` between reports, unless the store is away.
+    """
 
     limit: Limit
     held: bool = field(init=False)  # whether it is a limit on what is held, which is never spent
     free: int = 0
+    allowance: int = 0
     using: int = 0
     charged: int = 0
     refunded: int = 0
@@ -65,6 +73,8 @@ class Slice:
     _denied: int | None = None  # the least amount that the last answer left no room for
     _taken: int = 0  # reserved since the last report
     _peak: int = 0  # the most that was `using` since then
+    _recent: int = 0  # like `_taken`, and halved by each report without
+    _risk: int = 0  # in the last report
     _acknowledged: tuple[int, int] = (0, 0)  # charged, refunded
     _sent: tuple[int, int] = (0, 0)
     _told: int = 0  # `using` in the last report
@@ -76,13 +86,20 @@ class Slice:
     def changed(self) -> bool:
         """Whether there is something that the store has not been told."""
         totals = (self.charged, self.refunded)
-        return bool(self._taken) or totals != self._acknowledged or self.using != self._told
+        risky = bool(self._recent) and not self.held  # it is to fall as soon as nothing happens
+        return (
+            risky or bool(self._taken) or totals != self._acknowledged or self.using != self._told
+        )
 
     def follow(self, limit: Limit) -> None:
         """Take over a changed amount. What is lost of it is lost here, until the store says."""
         self._denied = None
         self.free -= max(0, self.limit.amount - limit.amount)
         self.limit = limit
+
+    def available(self, *, alone: bool) -> int:
+        """What may be reserved now; `alone` without the store."""
+        return self.free if self.held or alone else min(self.free, self.allowance)
 
     def take(self, amount: int) -> int:
         """Reserve `amount`, which must be free; returns the window to settle it in."""
@@ -93,6 +110,7 @@ class Slice:
             self._peak = max(self._peak, self.using)
         else:
             self.charged += amount
+            self.allowance -= amount
         return self.grant.start
 
     def settle(self, amount: int, used: int, start: int) -> None:
@@ -113,6 +131,9 @@ class Slice:
         When others are short, only as much is kept as was used since the last report.
         """
         likely = self._peak - self.using if self.held else self._taken
+        self._recent = max(self._taken, self._recent // 2)
+        self._risk = 0 if self.held else waiting + 2 * self._recent
+        self.allowance = min(self.allowance, self._risk)  # whether this report arrives or not
         self._taken, self._peak = 0, self.using
         if self.grant.recalled:
             self.free = min(self.free, likely)
@@ -121,6 +142,7 @@ class Slice:
             self.limit,
             need=self.using + max(0, self.free) + waiting,
             spare=likely,
+            risk=self._risk,
             using=self.using,
             charged=self.charged,
             acknowledged_charged=self._acknowledged[0],
@@ -134,7 +156,9 @@ class Slice:
         self._acknowledged = self._sent
         self._denied = None
         self.grant = grant
-        self.free = grant.held - (self.using if self.held else self.charged - self._sent[0])
+        news = self.charged - self._sent[0]
+        self.allowance = self._risk - news
+        self.free = grant.held - (self.using if self.held else news)
 
     def deny(self, amount: int) -> None:
         """Note that the store, asked just now, had no room for `amount`."""

@@ -4,7 +4,7 @@
 -- ARGV: replica, the beginning of its predecessors' names (they are dead), milliseconds that the
 --       lease lasts, milliseconds that a book is kept unused,
 --       then for each tenant JSON: {number of the call, whether to leave, slices}, each slice
---       {limit's name, window, limit, need, spare, using, charged, known, refunded, known, start}.
+--       {limit's name, window, limit, need, spare, risk, using, charged, known, refunded, known, start}.
 -- Returns for each tenant nothing for a call that was overtaken by a later one, else for each
 -- slice {held, used, idle elsewhere, start of its window, ms until it ends, whether others are
 -- short, number of replicas}.
@@ -60,7 +60,7 @@ local function settle(account, mine, told)
   end
   mine.charged = math.max(mine.charged, told.charged)
   mine.refunded = math.max(mine.refunded, told.refunded)
-  mine.using = told.using
+  mine.using, mine.risk = told.using, told.risk
 end
 
 local function others_of(account)
@@ -88,7 +88,7 @@ local function renew(account, told, replicas)
   local start, finish = window_of(told.window)
   advance(account, told.window, told.limit, start)
   local mine = account.slices[REPLICA]
-    or { held = 0, using = 0, charged = told.known_charged, refunded = told.known_refunded }
+    or { held = 0, using = 0, risk = 0, charged = told.known_charged, refunded = told.known_refunded }
   account.slices[REPLICA] = mine
   settle(account, mine, told)
   local held, using = others_of(account)
@@ -104,6 +104,7 @@ local function renew(account, told, replicas)
 end
 
 -- Forget the replicas whose lease is over, with what they held; returns how many there are.
+-- They are charged what they may have reserved since they were last heard of.
 local function clean(book)
   local live = 0
   for name, replica in pairs(book.replicas) do
@@ -113,7 +114,11 @@ local function clean(book)
     else
       book.replicas[name] = nil
       for _, account in pairs(book.accounts) do
-        account.slices[name] = nil
+        local lost = account.slices[name]
+        if lost then
+          account.used = account.used + math.min(lost.held, lost.risk)
+          account.slices[name] = nil
+        end
       end
     end
   end
@@ -127,7 +132,7 @@ local function leave(book)
   end
 end
 
-local FIELDS = { 'name', 'window', 'limit', 'need', 'spare', 'using', 'charged', 'known_charged',
+local FIELDS = { 'name', 'window', 'limit', 'need', 'spare', 'risk', 'using', 'charged', 'known_charged',
   'refunded', 'known_refunded', 'start' }
 
 local function serve(book, call, leaving, slices)

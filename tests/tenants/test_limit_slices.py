@@ -14,6 +14,7 @@ from tenants.slices import Grant
 TOKENS = Limit("tokens_per_day", Measure.TOKENS, Window.DAY, 1000)
 CALLS = Limit("concurrency", Measure.CONCURRENCY, Window.HELD, 4)
 LEASE = 1000
+MANY = {Measure.TOKENS: 10**9}
 
 
 def granted(held, *, used=0, idle=0, start=0, recalled=False):
@@ -21,9 +22,9 @@ def granted(held, *, used=0, idle=0, start=0, recalled=False):
 
 
 def book(*grants, now=0):
-    """Of TOKENS and CALLS, with these held of them."""
+    """Of TOKENS and CALLS, with these held of them, and told that all of it may be used."""
     opened = Book((TOKENS, CALLS), now)
-    opened.report([])
+    opened.report([MANY])
     opened.renew(grants, now, LEASE)
     return opened
 
@@ -110,19 +111,40 @@ def test_an_extended_reservation_is_settled_as_one():
 
 def test_what_is_reserved_while_the_store_answers_counts_against_the_answer():
     opened = book(granted(100), granted(4))
-    opened.report([])
+    opened.report([MANY])
     take(opened, 30)
     opened.renew((granted(50), granted(2)), 0, LEASE)
     assert [piece.free for piece in opened.slices.values()] == [20, 1]
+
+
+def test_between_reports_no_more_is_reserved_than_the_store_was_told():
+    """It is what a lost replica is charged for."""
+    opened = book(granted(1000), granted(4))
+    take(opened, 30)
+    (tokens, _) = opened.report([])
+    assert tokens.risk == 60  # twice as much again
+    opened.renew((granted(970), granted(3)), 0, LEASE)
+    take(opened, 60, calls=0)
+    short = opened.reserve({Measure.TOKENS: 1}, 0)
+    assert isinstance(short, Shortage)
+    assert isinstance(opened.reserve({Measure.TOKENS: 1}, 0, store_away=True), Reservation)
+    (tokens, _) = opened.report([{Measure.TOKENS: 500}])
+    assert tokens.risk == 500 + 2 * 61
+
+
+def test_a_report_that_may_be_lost_binds_at_once():
+    opened = book(granted(1000), granted(4))
+    opened.report([])
+    assert isinstance(opened.reserve({Measure.TOKENS: 1}, 0), Shortage)
 
 
 def test_only_what_is_used_is_kept_when_others_are_short():
     opened = book(granted(100, recalled=True), granted(4, recalled=True))
     take(opened, 10)
     take(opened, 10).settle({})
-    tokens, calls = opened.report([])
+    tokens, calls = opened.report([MANY])
     # As many tokens again as since the last report, and as many calls as were open at a time.
-    assert (tokens.need, calls.need) == (20, 2)
+    assert (tokens.need - 10**9, calls.need) == (20, 2)
     tokens, calls = opened.report([])
     assert (tokens.need, calls.need) == (0, 1)
 
@@ -150,7 +172,7 @@ def test_a_changed_limit_keeps_what_is_under_way():
 def test_what_remains_and_when_it_is_back():
     minute = Limit("tokens_per_minute", Measure.TOKENS, Window.MINUTE, 600)
     opened = Book((minute,), 0)
-    opened.report([])
+    opened.report([MANY])
     opened.renew((granted(100, used=300),), 0, LEASE)
     (piece,) = opened.slices.values()
     assert piece.standing(0) == (300, 30_000)
@@ -186,7 +208,7 @@ def test_every_reservation_is_charged_once_and_refunded_once(steps, random):
             assert taken.settle({Measure.TOKENS: part}) == (settled[index] == 1)
             used += part if settled[index] == 1 else 0
         elif step == "report":
-            opened.report([])
+            opened.report([MANY])
             free = [piece.free + piece.using for piece in opened.slices.values()]
             opened.renew([granted(amount) for amount in free], 0, LEASE)
     open_calls = [call for index, call in enumerate(calls) if not settled[index]]
