@@ -8,10 +8,13 @@ from policies.ordering import OrderKey
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A running sequence as seen by victim selection. `served` is its flow's virtual counter."""
+    """A running sequence as seen by victim selection. `served` are its flow's virtual counters,
+
+    the outermost level first.
+    """
 
     sequence: int
-    served: float
+    served: tuple[float, ...]
     order: OrderKey
     blocks_freed: int  # blocks that would really come free; shared ones do not
 

@@ -8,6 +8,7 @@ from engine.core.plan import BoolArray, IntArray
 from engine.core.preempt import preempt
 from engine.core.sequence import Sequence
 from engine.core.state import KernelState
+from policies.fairness.lag import counters_of
 from policies.preemption import Candidate, choose_victim
 from telemetry.events import PreemptReason
 
@@ -95,7 +96,7 @@ def _make_room(state: KernelState, growers: IntArray, now: int) -> bool:
     served = [s for s in (state.batch.sequences[slot] for slot in growers) if s is not None]
     others = [s for s in served if s.id != victim.sequence]
     standing = state.waiting.place
-    beneficiary = min(others, key=lambda s: (s.flow.counter, standing(s)), default=None)
+    beneficiary = min(others, key=lambda s: (counters_of(s.flow), standing(s)), default=None)
     preempt(state, state.sequences[victim.sequence], PreemptReason.KV_GROWTH, beneficiary, now)
     return True
 
@@ -104,7 +105,7 @@ def _candidate(state: KernelState, sequence: Sequence) -> Candidate:
     ledger = state.ledger
     return Candidate(
         sequence=sequence.id,
-        served=sequence.flow.counter,
+        served=counters_of(sequence.flow),
         order=state.waiting.place(sequence),
         blocks_freed=sum(1 for block in sequence.blocks if ledger.references(block) == 1),
     )

@@ -142,10 +142,20 @@ class _Relief:
         in line.
         """
         for flow in self._rich:
-            own = [s for s in self._held[flow] if short or s.state is State.RUNNING]
+            own = [s for s in self._held[flow] if self._may_go(s, short)]
             if own and self._is_rich(flow, poor, was):
                 return min(own, key=lambda sequence: self._rank(sequence, short))
         return None
+
+    def _may_go(self, sequence: Sequence, short: int) -> bool:
+        """Paused work has only memory to give. Running work that has gained nothing since it
+
+        entered stays: what is in flight would be thrown away, and with a step that costs more than
+        the bound, flows would take each other's place for ever.
+        """
+        if sequence.state is not State.RUNNING:
+            return short > 0
+        return computed_of(self._state, sequence) > sequence.computed
 
     def _is_rich(self, flow: Flow, poor: Flow, was: dict[Flow, float]) -> bool:
         return lag_of(poor, flow, was) > self._state.allowed_lead

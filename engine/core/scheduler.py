@@ -13,6 +13,7 @@ from engine.core.config import KernelConfig
 from engine.core.outputs import OutputBatch
 from engine.core.plan import StepPlan, StepResult
 from engine.core.preempt import preempt
+from engine.core.preemption_cost import price_moves
 from engine.core.pressure import Inquiry, Pressure
 from engine.core.pressure import pressure as asked_pressure
 from engine.core.sequence import State
@@ -63,6 +64,7 @@ class Scheduler:
         found = self._state.sequences.get(sequence)
         if found is not None and found.slot >= 0:
             preempt(self._state, found, PreemptReason.FORCED, None, now)
+            price_moves(self._state, None)  # no plan will, before its event is taken
 
     def take_outputs(self) -> OutputBatch:
         """What callers are to be told since the last call."""

@@ -156,6 +156,7 @@ class KernelState:
         self.tree.start(sequence.flow)
         self.paused.pop(sequence.id, None)
         sequence.blocks = blocks
+        sequence.computed = computed
         sequence.sealed = sealed
         if sequence.admitted is None:
             sequence.admitted = now

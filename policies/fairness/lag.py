@@ -34,6 +34,15 @@ def standing(flow: Flow) -> tuple[tuple[float, str], ...]:
     return tuple(reversed(line))
 
 
+def counters_of(flow: Flow) -> tuple[float, ...]:
+    """Sort key: the counters of `flow` and of what it belongs to, the outermost first.
+
+    Counters of flows below different parents cannot be compared with each other: neither weight
+    nor splitting of the parents is in them.
+    """
+    return tuple([node.counter for node in flow.upward()][::-1])
+
+
 def lag_of(poor: Flow, rich: Flow, was: Mapping[Flow, float] | None = None) -> float:
     """How much less `poor`'s side was served than that of `rich`, at the level where they part.
 

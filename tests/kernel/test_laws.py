@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.core.commands import Abort, Cancel, Finish
+from policies.admission import CHOICES, MODES, AdmissionConfig
 from policies.config import ORDERINGS, PREEMPTIONS, PolicyConfig
 from policies.cost import NAMES as COSTS
 from policies.cost import CostConfig
@@ -16,7 +17,7 @@ from tests.kernel.world import VOCABULARY, World, config, won
 
 ARRIVALS = st.tuples(
     st.just("arrive"),
-    st.sampled_from(["a", "b", "c"]),
+    st.sampled_from(["a", "b", "b/u1", "b/u2", "c"]),
     st.integers(1, 90),  # prompt tokens
     st.integers(1, 40),  # output tokens
     st.integers(1, 3),  # choices
@@ -64,6 +65,18 @@ def play(world: World, actions) -> None:
 
 POLICIES = st.builds(
     PolicyConfig,
+    admission=st.builds(
+        AdmissionConfig,
+        mode=st.sampled_from(MODES),
+        on_infeasible=st.sampled_from(CHOICES),
+        urgent_steps=st.sampled_from([0.0, 3.0, 30.0]),
+        drop_hopeless=st.booleans(),
+        displace=st.booleans(),
+        density=st.sampled_from([0.1, 0.9]),
+    ),
+    cached_prompt_cost=st.sampled_from([0.0, 0.3]),
+    urgency_debt=st.sampled_from([0.0, 30.0]),
+    tpot_target=st.sampled_from([0.0, 0.05]),
     fairness=st.builds(
         FairnessConfig,
         name=st.sampled_from(NAMES),
@@ -89,12 +102,14 @@ POLICIES = st.builds(
     st.sampled_from([1, 2]),
     st.sampled_from([0, 3]),
     st.sampled_from([0, 5, 100]),
+    st.sampled_from([2, 256]),
     POLICIES,
 )
 def test_laws_hold_and_every_sequence_ends_once(
-    actions, blocks, slots, in_flight, drafts, host_blocks, policy
+    actions, blocks, slots, in_flight, drafts, host_blocks, queue, policy
 ):
     kernel = config(
+        tenant_queued_requests=queue,
         num_blocks=blocks,
         max_running=slots,
         max_step_tokens=72,

@@ -1,8 +1,12 @@
 """Further situations that real schedulers got wrong (numbers of the project's list of cases)."""
 
+from collections import Counter
+from dataclasses import replace
+
 import pytest
 
 from policies.config import PolicyConfig
+from policies.cost import CostConfig
 from policies.fairness.config import FairnessConfig
 from telemetry.events import (
     Cause,
@@ -233,6 +237,44 @@ def test_a_failed_admission_rolls_everything_back():
     assert bill == (48 + 2 * 2) + (0.5 * hits + (198 - hits) + 2 * 5)
 
 
+@pytest.mark.parametrize("lag", [1024.0, 1e9])
+def test_splitting_does_not_spare_a_tenant_when_memory_is_full(lag):
+    """Equal tenants, one of eight identities: both give way alike and get the same service."""
+    world = World(
+        config(
+            num_blocks=40,
+            max_running=8,
+            max_step_tokens=256,
+            kv_reserve=0.0,
+            kv_growth_deviations=0.0,
+            prefix_cache=False,
+            policy=replace(fair(lag), preemption="recompute"),
+        )
+    )
+    owner = {}
+    for number in range(40):
+        owner |= dict.fromkeys(world.submit("whole", 40, 60), "whole")
+        owner |= dict.fromkeys(world.submit(f"split/{number % 8}", 40, 60), "split")
+    world.run()
+    taken = Counter(owner[event.sequence] for event in world.of(SequencePreempted))
+    assert min(taken.values()) > 10
+    assert max(taken.values()) < 1.5 * min(taken.values())
+
+
+def test_a_forced_preemption_is_told_once_and_overwrites_nothing():
+    world = World(config(num_blocks=40, host_blocks=100, policy=PolicyConfig(preemption="swap")))
+    (first,) = world.submit("a", 60, 30)
+    world.submit("b", 60, 30)
+    for _ in range(4):
+        world.step()
+    world.scheduler.preempt(first, world.clock.now())
+    taken = world.scheduler.take_events()
+    assert [type(event) for event in taken] == [SequencePreempted]
+    assert taken[0].swapped_blocks > 0
+    world.step()
+    assert not world.of(SequencePreempted)
+
+
 def test_no_preemption_is_for_a_waiter_of_the_same_flow():
     world = World(config(num_blocks=20, max_running=2, kv_reserve=0.0, policy=fair(20.0)))
     for _ in range(5):
@@ -256,3 +298,14 @@ def test_a_lagging_flow_gets_no_more_places_at_once_than_close_its_lag():
     assert ahead.counter - behind.counter < 40
     world.run()
     world.check_idle()
+
+
+def test_a_bound_below_one_steps_cost_stops_nobody():
+    """A step in flight is thrown away with its place: all would compute the same for ever."""
+    policy = replace(fair(5.0), cost=CostConfig("device_time"), preemption="swap")
+    world = World(config(num_blocks=24, max_running=1, max_in_flight=2, policy=policy))
+    for tenant in "abcabc":
+        world.submit(tenant, 40, 30)
+    world.run()
+    world.check_idle()
+    assert len(world.ended) == 6

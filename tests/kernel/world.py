@@ -92,8 +92,10 @@ class World:
         sampling: Sampling | None = None,
         **fields,
     ) -> tuple[int, ...]:
+        """`tenant` may be a path such as "a/user": the weight is then the tenant's own."""
         numbers = tuple(range(self._next, self._next + n))
         self._next += n
+        tenant, *below = tenant.split("/")
         tokens = prompt if isinstance(prompt, list) else [numbers[0] % VOCABULARY] * prompt
         array = np.asarray(tokens, np.int32)
         salt = salt or salt_of(tenant)
@@ -101,7 +103,7 @@ class World:
             Submit(
                 lineage=Lineage(tenant, task, run, attempt, f"req-{numbers[0]}", key),
                 sequences=numbers,
-                flow=(FlowNode(tenant, weight, priority),),
+                flow=(FlowNode(tenant, weight, priority), *map(FlowNode, below)),
                 prompt=array,
                 salt=salt,
                 block_hashes=block_hashes(array, salt, self.config.block_size),

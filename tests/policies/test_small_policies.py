@@ -1,5 +1,7 @@
 """Chunking, victim selection, costs and estimates."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -35,12 +37,18 @@ def test_chunks_fit_and_make_progress(remaining, budget, least, others):
 
 def candidate(sequence: int, served: float, arrived: int, freed: int = 4) -> Candidate:
     key = order_key("edf", preempted=False, deadline=None, arrived=arrived, sequence=sequence)
-    return Candidate(sequence, served, key, freed)
+    return Candidate(sequence, (served,), key, freed)
 
 
 def test_the_victim_is_the_last_in_line_of_the_most_served_flow():
     victims = [candidate(1, 10, 5), candidate(2, 90, 1), candidate(3, 90, 7), candidate(4, 50, 9)]
     assert choose_victim(victims).sequence == 3
+
+
+def test_counters_of_different_parents_are_not_compared():
+    split = replace(candidate(1, 0, 1), served=(90.0, 5.0))
+    whole = replace(candidate(2, 0, 2), served=(40.0,))
+    assert choose_victim([split, whole]).sequence == 1
 
 
 def test_a_victim_whose_blocks_are_shared_gains_nothing():
