@@ -192,6 +192,8 @@ def _wait(state: KernelState, queue: Queue, submit: Submit, sequences: int, toke
     """Nanoseconds until that much of a queue is gone."""
     if not state.outlook.ready:
         return UNKNOWN_WAIT
-    mean = queue.mean_tokens(submit)
+    mean, backlog = queue.mean_tokens(submit), queue.backlog
     places = max(float(sequences), tokens / max(1.0, mean))
-    return max(1, int(places_seconds(state, queue.node, places, places * mean) * SECOND))
+    aside = backlog.sequences - backlog.fresh
+    seconds = places_seconds(state, queue.node, places, places * mean, aside)
+    return max(1, int(seconds * SECOND))

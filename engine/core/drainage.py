@@ -58,10 +58,14 @@ def before(state: KernelState, probe: Sequence) -> Backlog:
     return ahead
 
 
-def places_seconds(state: KernelState, node: Flow, sequences: float, tokens: float) -> float:
+def places_seconds(
+    state: KernelState, node: Flow, sequences: float, tokens: float, put_aside: int = 0
+) -> float:
     """Until a backlogged node of the tree has given up that much of its queue.
 
-    As its queue has been moving lately; by the fluid as long as that was hardly seen.
+    As its queue has been moving lately; by the fluid as long as that was hardly seen. Places of
+    work that was running and is `put_aside` come free as soon as it runs again, sooner than a queue
+    moves by ends, but not sooner than the fluid.
     """
     price, seen = price_of_waiting(state), node.departures
     work = price.of(sequences, tokens)
@@ -69,7 +73,8 @@ def places_seconds(state: KernelState, node: Flow, sequences: float, tokens: flo
     if not fluid:
         return 0.0
     left = price.of(seen.sequences, seen.tokens) + BELIEF * work / fluid
-    return work * (BELIEF + seen.seconds) / left
+    moving = work * (BELIEF + seen.seconds) / left
+    return max(min(fluid, moving), moving * (1 - put_aside / sequences))
 
 
 def price_of_waiting(state: KernelState) -> Price:

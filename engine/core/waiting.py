@@ -14,16 +14,18 @@ Path = tuple[str, ...]
 class Backlog:
     """Waiting sequences and their tokens, of one node of the flow tree or of all."""
 
-    __slots__ = ("caps", "sequences", "tokens")
+    __slots__ = ("caps", "fresh", "sequences", "tokens")
 
     def __init__(self) -> None:
         self.sequences = 0
+        self.fresh = 0  # of these, how many never ran
         self.tokens = 0
         self.caps = 0  # output tokens they may have
 
     def add(self, sequence: Sequence, sign: int) -> None:
         """Count `sequence` in (sign 1) or out (sign -1)."""
         self.sequences += sign
+        self.fresh += sign if sequence.state is State.WAITING else 0
         self.tokens += sign * len(sequence.tokens)
         self.caps += sign * sequence.max_tokens
 

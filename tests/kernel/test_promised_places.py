@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 from engine.core.commands import Abort, FlowNode, Submit
+from engine.core.drainage import places_seconds
 from engine.core.plan import Sampling
+from engine.core.preempt import pause
 from telemetry.admission_events import PromiseLapsed
-from telemetry.events import Cause
+from telemetry.events import Cause, PreemptReason
 from telemetry.lineage import Lineage
 from tests.kernel.test_admission_control import learned
 from tests.kernel.world import World
@@ -91,3 +93,22 @@ def test_a_hint_is_about_when_the_place_is_there():
             break
     assert there == pytest.approx(told[-1], rel=0.25)
     assert told == pytest.approx([(i + 1) * told[0] for i in range(8)], rel=0.01)
+
+
+def test_places_of_work_put_aside_are_not_waited_for():
+    """Eight are refused by a queue that moves slowly, while three who ran wait to run again."""
+    world = learned(tenant_queued_requests=CAP)
+    numbers = full(world)
+    state, now = world.scheduler._state, world.clock.now()
+    world.apply(Abort(tuple(numbers[-3:]), Cause.CANCELLED))
+    for sequence in state.batch.live()[:3]:
+        pause(state, sequence, PreemptReason.LAG, state.sequences[numbers[4]], now)
+    node = state.tree.find(("a",))
+    fluid = places_seconds(state, node, 8, 160)
+    for seconds in range(10, 100, 10):
+        node.departures.observe(now + seconds * SECOND, 0, 20)
+    slow = places_seconds(state, node, 8, 160)
+    assert slow > 2 * fluid
+    told = world.ended[refuse(world, 8)[-1]].retry_after / SECOND
+    assert told == pytest.approx(slow * 5 / 8, rel=0.01)
+    assert places_seconds(state, node, 8, 160, put_aside=8) == fluid
