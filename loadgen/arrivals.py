@@ -1,6 +1,7 @@
 """Open-loop arrival processes."""
 
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 import numpy as np
@@ -26,8 +27,9 @@ class Phase:
     seconds: float | None = None
 
     def __post_init__(self) -> None:
-        if self.rate <= 0 or (self.rate_to is not None and self.rate_to <= 0):
-            raise ValueError("a rate must be above 0")
+        for rate in (self.rate, self.rate if self.rate_to is None else self.rate_to):
+            if not 0 < rate < inf:
+                raise ValueError("a rate must be finite and above 0")
         if (self.on is None) != (self.off is None):
             raise ValueError("on and off go together")
         if self.on is not None and self.off is not None and (self.on <= 0 or self.off <= 0):

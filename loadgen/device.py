@@ -1,6 +1,7 @@
 """The simulated device of a scenario."""
 
 from dataclasses import dataclass, replace
+from math import inf
 
 from engine.sim.fitted import ProfileFileError
 from engine.sim.jitter import JitteredProfile
@@ -29,6 +30,14 @@ class Device:
     def __post_init__(self) -> None:
         if not 0 <= self.jitter < 1:
             raise ValueError(f"jitter must be in [0, 1), not {self.jitter}")
+        for name in ("overhead_ms", "mixed_saving_ms"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < inf:
+                raise ValueError(f"{name} must be finite and at least 0, not {value}")
+        for name in ("swap_bytes_per_second", "kv_bytes_per_token"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < inf:
+                raise ValueError(f"{name} must be finite and above 0, not {value}")
 
     def noise_free(self) -> NamedProfile:
         """The profile with the changes, without jitter. Raises ScenarioError."""

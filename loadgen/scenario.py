@@ -2,6 +2,7 @@
 
 import tomllib
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -64,8 +65,11 @@ class Client:
             raise ValueError(f"client {self.name!r} has no phases, so it never sends anything")
         if (self.pairs is None) != (self.prompt is not None and self.output is not None):
             raise ValueError(f"client {self.name!r} needs either prompt and output, or pairs")
-        if self.weight <= 0:
-            raise ValueError(f"the weight of client {self.name!r} must be above 0")
+        if not 0 < self.weight < inf:
+            raise ValueError(f"the weight of client {self.name!r} must be finite and above 0")
+        for lengths in (self.prompt, self.output):
+            if isinstance(lengths, int) and lengths < 1:
+                raise ValueError(f"client {self.name!r} needs lengths of at least 1 token")
         if self.copies < 1:
             raise ValueError(f"copies of client {self.name!r} must be at least 1")
 
@@ -95,6 +99,10 @@ class Returns:
     jitter: float = 0.0
     checked: int = 0
 
+    def __post_init__(self) -> None:
+        if self.most < 0 or self.checked < 0 or not 0 <= self.jitter < inf:
+            raise ValueError("most, jitter and checked must be at least 0, and jitter finite")
+
 
 @dataclass(frozen=True, slots=True)
 class Windows:
@@ -121,6 +129,13 @@ class Grid:
     seeds: int = 1
     scales: tuple[float, ...] = (1.0,)  # of all arrival rates
     baseline: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise ValueError(f"seeds must be at least 1, not {self.seeds}")
+        for scale in self.scales:
+            if not 0 < scale < inf:
+                raise ValueError(f"rates are multiplied by finite numbers above 0, not {scale}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +167,8 @@ class Scenario:
             raise ValueError("a scenario has either clients or a trace")
         if not self.policies:
             raise ValueError("a scenario needs at least one policy, as in [policies.fair]")
-        if self.duration <= 0 or self.cap < 1:
-            raise ValueError("duration and cap must be above 0")
+        if not 0 < self.duration < inf or self.cap < 1:
+            raise ValueError("duration and cap must be above 0, and duration finite")
         baseline = () if self.grid.baseline is None else (self.grid.baseline,)
         for name in (*self.grid.policies, *baseline):
             if name not in self.policies:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from multiprocessing import get_context
 from time import perf_counter
@@ -44,14 +44,17 @@ def cells(
 ) -> list[Cell]:
     """The grid, policy by policy; an empty choice takes the scenario's own.
 
-    Raises ScenarioError for a policy that the scenario does not have.
+    Raises ScenarioError for a policy that the scenario does not have, and for no rate at all.
     """
     for policy in policies:
         if policy not in scenario.policies:
             known = ", ".join(scenario.policies)
             raise ScenarioError(f"the scenario has no policy {policy!r}; known are {known}")
     policies = policies or scenario.grid.policies or tuple(scenario.policies)
-    scales = scales or scenario.grid.scales
+    try:
+        scales = replace(scenario.grid, scales=tuple(scales) or scenario.grid.scales).scales
+    except ValueError as error:
+        raise ScenarioError(str(error)) from None
     return [Cell(*cell) for cell in product(policies, scales, range(seeds or scenario.grid.seeds))]
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
+from math import isnan
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -61,6 +62,8 @@ def _single(hint: Any, value: Any, where: str) -> Any:
         return build(hint, _mapping(value, where), where)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if isinstance(value, float) and isnan(value):
+        raise ScenarioError(f"{where} must be a number, not nan")
     if isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
         return value
     raise ScenarioError(f"{where} must be {_TYPE_NAMES.get(hint, hint.__name__)}, not {value!r}")

@@ -52,6 +52,8 @@ def simulate(
             print_table(("scenario", "what it is"), shipped())
             return
         loaded = load_scenario(scenario)
+        if out is not None:
+            _make_folder(out)  # before hours may have gone into what could not be written
         grid = cells(loaded, policies, scales, seeds)
         runs = _run(loaded, grid, DataFolder(data or DEFAULT_DATA), jobs or os.cpu_count() or 1)
     except ScenarioError as error:
@@ -68,6 +70,15 @@ def simulate(
     for header, rows in report.tables(loaded, runs):
         click.echo()
         print_table(header, rows)
+
+
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CliError(f"cannot write to {out}: {error.strerror}", Exit.CONFIGURATION) from None
+    if not os.access(out, os.W_OK):
+        raise CliError(f"cannot write to {out}: permission denied", Exit.CONFIGURATION)
 
 
 def _command(
