@@ -171,22 +171,6 @@ def test_dlpm_prefers_cached_prefixes_within_the_deficit():
     assert admitted(world)[1:] == [warm, cold]
 
 
-def test_strict_priority_starves_and_ageing_does_not():
-    """Case 4."""
-    positions = {}
-    for ageing in (inf, 1.0):
-        world = world_with("priority", kernel={"max_running": 1}, ageing=ageing)
-        (low,) = world.submit("low", 10, 5)
-        for _ in range(40):
-            world.submit("high", 10, 30, priority=1)
-            for _ in range(30):
-                world.step()
-        world.run()
-        positions[ageing] = admitted(world).index(low)
-    assert positions[inf] >= 39 or positions[inf] == 0
-    assert positions[1.0] <= positions[inf]
-
-
 def test_bounded_lag_takes_slots_from_the_most_served():
     """Without it, `b` waits until `a`'s long outputs end; with it, `a` gives way at the bound."""
     for bound, expect_pause in ((100.0, True), (inf, False)):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.chunking import chunk_tokens
-from policies.cost import CostConfig, Linear
+from policies.cost import CostConfig, Linear, make_cost
 from policies.estimates import DrainRate
 from policies.ordering import order_key
 from policies.preemption import Candidate, choose_victim
@@ -71,6 +71,27 @@ def test_cost_is_linear_and_validated():
     assert cost.outputs(*np.array([[10.0], [2.0], [4.0]])).tolist() == [12.0]
     with pytest.raises(ValueError, match="output_weight"):
         CostConfig("linear", 1, float("nan"))
+
+
+@given(st.integers(0, 100), st.integers(0, 50))
+def test_profiled_cost_is_the_papers_and_the_same_in_parts(prompt_cut, output_cut):
+    """h(100, 50) by hand: 1.146 + 21.002 + 5.038 + 19.934 + 8.118 ms."""
+    cost = make_cost(CostConfig("profiled"))
+    parts = [cost.prompt(0, prompt_cut), cost.prompt(prompt_cut, 100)]
+    for before, more in ((0, output_cut), (output_cut, 50 - output_cut)):
+        (part,) = cost.outputs(*np.array([[100], [before], [more]], np.int32)).tolist()
+        parts.append(part)
+    assert sum(parts) == pytest.approx(55.23792804, abs=1e-6)
+
+
+def test_device_time_charges_what_steps_took():
+    """Steps of 30 ms for 10 positions: 3 ms each, whichever they are."""
+    cost = make_cost(CostConfig("device_time"))
+    assert cost.prompt(0, 7) == 7.0  # before anything is known
+    for _ in range(300):
+        cost.observe(0.03, 10)
+    assert cost.prompt(5, 9) == pytest.approx(12.0)
+    assert cost.outputs(*np.array([[100], [20], [3]], np.int32)).tolist() == [pytest.approx(9.0)]
 
 
 def test_drain_rate_follows_what_is_measured():

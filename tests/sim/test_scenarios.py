@@ -50,7 +50,7 @@ def test_every_shipped_scenario_can_be_read_and_its_policies_configured():
         ({"clients": [CLIENT | {"phases": [{"rate": "1"}]}]}, r"phases\[0\].rate must be a number"),
         (
             {"clients": [CLIENT | {"phases": [{"rate": -1.0}]}]},
-            r"phases\[0\]: a rate must be above",
+            r"phases\[0\]: a rate must be finite and above",
         ),
         (
             {"clients": [CLIENT | {"phases": [{"rate": float("nan")}]}]},
