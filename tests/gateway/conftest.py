@@ -73,3 +73,23 @@ def anthropic_client(server: LiveServer) -> Iterator[httpx.Client]:
 def stock_anthropic(server: LiveServer) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(base_url=server.url, api_key=server.keys["gold"]) as stock:
         yield stock
+
+
+@pytest.fixture(scope="module")
+def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedValkey]:
+    """A store of the module's own, which its tests may take away."""
+    valkey = EmbeddedValkey(tmp_path_factory.mktemp("valkey"))
+    yield valkey
+    valkey.stop()
+
+
+@pytest.fixture(scope="module")
+def pair(codec: TextCodec, valkey: EmbeddedValkey) -> Iterator[list[LiveServer]]:
+    """Two servers on that store."""
+    first = LiveServer(valkey.start(), codec, EdgeLimits(), HostConfig())
+    first.start()
+    second = LiveServer(first.store_url, codec, EdgeLimits(), HostConfig(), replica_of=first)
+    second.start()
+    yield [first, second]
+    second.stop()
+    first.stop()

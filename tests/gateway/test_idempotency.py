@@ -9,13 +9,9 @@ from contextlib import contextmanager, suppress
 import httpx
 import pytest
 
-from engine.host.engine import HostConfig
-from engine.runtime.text.codec import TextCodec
 from gateway import kept_answers, recording
 from gateway.client import Client, RetryPolicy, scope
-from gateway.state import EdgeLimits
 from telemetry.events import Cause, SequenceArrived
-from tenants.embedded import EmbeddedValkey
 from tenants.model import Tenant
 from tests.gateway.conftest import TEXT
 from tests.gateway.live import HELLO, MODEL, LiveServer, eventually, read, read_all
@@ -352,25 +348,7 @@ def test_an_answer_that_was_lost_on_the_way_is_not_computed_again(server):
     assert [e.lineage.task for e in arrived].count("lost") == 1
 
 
-# -- replicas ---------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedValkey]:
-    valkey = EmbeddedValkey(tmp_path_factory.mktemp("valkey"))
-    yield valkey
-    valkey.stop()
-
-
-@pytest.fixture(scope="module")
-def replicas(codec: TextCodec, valkey: EmbeddedValkey) -> Iterator[list[LiveServer]]:
-    first = LiveServer(valkey.start(), codec, EdgeLimits(), HostConfig())
-    first.start()
-    second = LiveServer(first.store_url, codec, EdgeLimits(), HostConfig(), replica_of=first)
-    second.start()
-    yield [first, second]
-    second.stop()
-    first.stop()
+# -- two servers on one store --------------------------------------------------------------------
 
 
 def ask(server: LiveServer, key: str, **more: object) -> httpx.Response:
@@ -384,8 +362,8 @@ def shared(server: LiveServer, key: str, **more: object) -> httpx.Response:
     return ask(server, key, **more)
 
 
-def test_an_answer_is_replayed_by_every_replica(replicas):
-    first, second = replicas
+def test_an_answer_is_replayed_by_every_replica(pair):
+    first, second = pair
     for stream in (False, True):
         key = f"shared-{stream}"
         first.say("from the first")
@@ -401,8 +379,8 @@ def test_an_answer_is_replayed_by_every_replica(replicas):
         assert ask(second, key, stream=stream, max_tokens=5).status_code == 422
 
 
-def test_a_call_that_runs_elsewhere_is_409_until_it_is_done(replicas):
-    first, second = replicas
+def test_a_call_that_runs_elsewhere_is_409_until_it_is_done(pair):
+    first, second = pair
     first.say("on and on ", endless=True, step_seconds=0.005)
     with first.connect(content(max_tokens=100), idempotency_key="far", x_request_id="far.0") as one:
         eventually(lambda: arrivals(first, "far.0"))
@@ -415,8 +393,8 @@ def test_a_call_that_runs_elsewhere_is_409_until_it_is_done(replicas):
     assert shared(second, "far", **again).content == answer
 
 
-def test_with_the_store_away_a_key_holds_on_its_own_replica(replicas, valkey):
-    first, _ = replicas
+def test_with_the_store_away_a_key_holds_on_its_own_replica(pair, valkey):
+    first, _ = pair
     first.say("still here")
     assert ask(first, "warm").status_code == 200
     valkey.stop()
@@ -430,8 +408,8 @@ def test_with_the_store_away_a_key_holds_on_its_own_replica(replicas, valkey):
     assert again.headers["idempotent-replayed"] == "true"
 
 
-def test_what_a_replica_keeps_itself_is_bounded(replicas, monkeypatch):
-    first, _ = replicas
+def test_what_a_replica_keeps_itself_is_bounded(pair, monkeypatch):
+    first, _ = pair
     first.say("kept")
     monkeypatch.setattr(kept_answers, "MOST_BYTES", 3000)  # two or three
     with ThreadPoolExecutor(4) as pool:

@@ -1,13 +1,8 @@
 """Two replicas on one store: what changes there reaches both, and both outlive its absence."""
 
-from collections.abc import Iterator
-
 import httpx
 import pytest
 
-from engine.host.engine import HostConfig
-from engine.runtime.text.codec import TextCodec
-from gateway.state import EdgeLimits
 from tenants.embedded import EmbeddedValkey
 from tests.gateway.live import HELLO, MODEL, LiveServer, eventually
 
@@ -15,23 +10,10 @@ pytestmark = pytest.mark.model  # the text is that of the default model
 
 
 @pytest.fixture(scope="module")
-def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedValkey]:
-    valkey = EmbeddedValkey(tmp_path_factory.mktemp("valkey"))
-    yield valkey
-    valkey.stop()
-
-
-@pytest.fixture(scope="module")
-def replicas(codec: TextCodec, valkey: EmbeddedValkey) -> Iterator[list[LiveServer]]:
-    first = LiveServer(valkey.start(), codec, EdgeLimits(), HostConfig())
-    first.start()
-    second = LiveServer(first.store_url, codec, EdgeLimits(), HostConfig(), replica_of=first)
-    second.start()
-    for server in (first, second):
+def replicas(pair: list[LiveServer]) -> list[LiveServer]:
+    for server in pair:
         server.say("still here")
-    yield [first, second]
-    second.stop()
-    first.stop()
+    return pair
 
 
 def chat(server: LiveServer, key: str) -> httpx.Response:

@@ -4,7 +4,6 @@ The same with servers as processes is in `test_shared_limits.py`, where two are 
 """
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -12,10 +11,8 @@ import httpx
 import pytest
 
 from engine.host.engine import HostConfig
-from engine.runtime.text.codec import TextCodec
 from gateway.state import EdgeLimits
 from telemetry.events import Cause
-from tenants.embedded import EmbeddedValkey
 from tests.gateway.live import HELLO, MODEL, LiveServer, eventually
 
 pytestmark = pytest.mark.model  # the text is that of the default model
@@ -25,24 +22,11 @@ CALL = {"model": MODEL, "messages": HELLO, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
-def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedValkey]:
-    valkey = EmbeddedValkey(tmp_path_factory.mktemp("valkey"))
-    yield valkey
-    valkey.stop()
-
-
-@pytest.fixture(scope="module")
-def replicas(codec: TextCodec, valkey: EmbeddedValkey) -> Iterator[list[LiveServer]]:
-    first = LiveServer(valkey.start(), codec, EdgeLimits(), HostConfig())
-    first.start()
-    second = LiveServer(first.store_url, codec, EdgeLimits(), HostConfig(), replica_of=first)
-    second.start()
-    for server in (first, second):
+def replicas(pair: list[LiveServer]) -> list[LiveServer]:
+    for server in pair:
         eventually(lambda server=server: not server.gateway.access.courier.alone)
         server.say("on and on ", endless=True, step_seconds=0.005)
-    yield [first, second]
-    second.stop()
-    first.stop()
+    return pair
 
 
 def late(server: LiveServer, task: str, key: str = "gold", **headers: str) -> httpx.Response:

@@ -111,6 +111,7 @@ def test_the_whole_grid_is_profiled_on_an_engine(tiny):
 
 
 def test_profile_parts_and_live_runs_alternate(tiny):
+    tiny = replace(tiny, kernel=replace(KERNEL, num_blocks=400, max_context=600))  # a small grid
     told = []
     plan = reality.Plan(seconds=0.3, load=1.5, rate=60.0, repeat=1, profile_seconds=0.01)
     outcome = reality.compare(tiny, plan, told.append)
