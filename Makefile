@@ -27,7 +27,7 @@ check: setup-test  ## Style, types and import contracts
 	$(BIN)/lint-imports
 
 test: check  ## Everything CI runs: `make check`, fast tests, then those with a model or a server
-	$(PY) -m pytest -m "not model and not server" -n 2 --dist loadfile
+	$(PY) -m pytest -m "not model and not server" -n 2 --dist worksteal
 	$(PY) -m pytest -m "model or server"
 
 docs: setup  ## Write docs/configuration.md and watermaster.example.toml anew
