@@ -17,13 +17,12 @@ from gateway.config_model import ModelSettings
 from gateway.config_prices import PriceSettings
 from gateway.config_section import Count, File, Folder, Seconds, Section, Text
 from gateway.config_usage import UsageSettings
-from gateway.flows import DOMAINS
 from policies.config import ORDERINGS, PREEMPTIONS, PolicyConfig
 from policies.cost import NAMES as COSTS
 from policies.cost import CostConfig
 from policies.fairness.config import NAMES as FAIRNESS
 from policies.fairness.config import FairnessConfig
-from tenants.choices import AUTO, OnInfeasible
+from tenants.choices import AUTO, DOMAINS, OnInfeasible
 
 Cost = Annotated[float, Field(ge=0, le=1e6)]
 

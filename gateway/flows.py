@@ -4,16 +4,14 @@ from engine.core.commands import FlowNode
 from telemetry.lineage import Lineage
 from tenants.model import Principal
 
-DOMAINS = ("tenant", "key", "task", "run")
-
 
 def flow_of(principal: Principal, lineage: Lineage, domain: str) -> tuple[FlowNode, ...]:
-    """The flow's path. `domain` says between whom a tenant's share is divided equally:
+    """The flow's path. `domain`, one of `tenants.choices.DOMAINS`, says between whom a tenant's
 
-    nobody, its keys, its tasks, or the runs of its tasks.
+    share is divided equally where the tenant chose nothing itself.
     """
     tenant = FlowNode(principal.tenant.id, principal.tenant.weight)
-    match domain:
+    match principal.tenant.domain or domain:
         case "key":
             return (tenant, FlowNode(principal.key.public_id))
         case "task":

@@ -30,7 +30,7 @@ class EdgeLimits:
     keepalive: float = 15.0  # silence after which a stream gets a comment
     write_timeout: float = 30.0  # after which a caller who does not read is cut off
     workers: int = 2  # threads that parse and tokenise
-    domain: str = "tenant"  # between whom a tenant's share is divided (gateway.flows.DOMAINS)
+    domain: str = "tenant"  # between whom a tenant's share is divided (tenants.choices.DOMAINS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""How deadlines may be judged, for a tenant to choose. The policies that do it are elsewhere."""
+"""What a tenant may choose of how it is treated. The policies that do it are elsewhere."""
 
 from enum import StrEnum
 
@@ -21,6 +21,8 @@ class OnInfeasible(StrEnum):
     ROUTE = "route"  # ask the fallback model
 
 
+# Between whom a tenant's share is divided equally: nobody, its keys, its tasks, or their runs.
+DOMAINS = ("tenant", "key", "task", "run")
 AUTO = "auto"  # asked for as a model: the preferred one, or its fallback where a deadline needs it
 MODES = tuple(mode.value for mode in AdmissionMode)
 CHOICES = tuple(choice.value for choice in OnInfeasible)

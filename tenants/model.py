@@ -50,6 +50,7 @@ class Tenant:
     tpot_target_ms: int | None = None
     admission: str | None = None
     on_infeasible: str | None = None
+    domain: str | None = None
     created: int = 0
 
     def __post_init__(self) -> None:

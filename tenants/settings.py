@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from tenants.choices import CHOICES, MODES
+from tenants.choices import CHOICES, DOMAINS, MODES
 
 _MIN_WEIGHT, _MAX_WEIGHT = 1e-6, 1e6  # beyond these, ratios of service lose all precision
 _MAX_COUNT = 10**12
@@ -156,6 +156,12 @@ SETTINGS: Mapping[str, Setting] = {
             Kind.CHOICE,
             "What becomes of a request that would end after its deadline.",
             CHOICES,
+        ),
+        Setting(
+            "domain",
+            Kind.CHOICE,
+            "Between whom its share is divided: nobody, its keys, its tasks, or their runs.",
+            DOMAINS,
         ),
     )
 }

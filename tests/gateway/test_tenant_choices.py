@@ -54,6 +54,21 @@ def test_a_tenants_choices_come_with_its_requests_and_no_one_elses(server):
     assert asked(server, "gold", "chosen-2") == (None, None, None)
 
 
+def test_a_tenant_divides_its_share_as_it_chose(server):
+    asked(server, "gold", "undivided")
+    assert [node.name for node in server.submitted("undivided").flow] == ["gold"]
+    change(server, "gold", domain="key")
+    requests = (f"divided-{number}" for number in count())
+
+    def divided() -> bool:
+        request = next(requests)
+        asked(server, "gold", request)
+        flow = [node.name for node in server.submitted(request).flow]
+        return flow[0] == "gold" and len(flow) == 2
+
+    eventually(divided)
+
+
 def test_changed_choices_hold_without_a_restart(server):
     assert asked(server, "bronze", "before") == (None, None, None)
     change(server, "bronze", admission="feasible", on_infeasible="partial", tpot_target_ms=20)
