@@ -31,13 +31,7 @@ class Explain:
         principal = await authenticate(request.headers, gateway.authenticator, READ)
         name = check_id("request", request.path_params["request"], Reason.INVALID_VALUE)
         tenant = principal.tenant.id
-        waterfalls = [
-            waterfall
-            for model in gateway.models.values()
-            for waterfall in await gateway.workers.run(
-                tenant, find_and_explain, model.history.events(), tenant, name
-            )
-        ]
+        waterfalls = await gateway.search(tenant, find_and_explain, name)
         if not waterfalls:
             raise ApiError(
                 Reason.NOT_FOUND, f"No call {name!r} of yours is known, or not any more."

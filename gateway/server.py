@@ -101,7 +101,7 @@ async def _serve(
     for engine in engines:
         engine.start()
     try:
-        code = await until_over(engines, signals, lambda: _announce(settings, models, listener))
+        code = await until_over(engines, signals, lambda: _ready(settings, models, listener))
         gateway.draining = True
         await drain(engines, signals, settings.server.drain_grace)
     finally:
@@ -233,8 +233,13 @@ def _http_server(settings: ServerSettings, gateway: Gateway) -> HttpServer:
     return HttpServer(config)
 
 
-def _announce(settings: Settings, models: list[ServedModel], listener: socket.socket) -> None:
+def _ready(settings: Settings, models: list[ServedModel], listener: socket.socket) -> None:
+    """Everything that lives as long as the process is there now."""
     heap.settle()
+    _announce(settings, models, listener)
+
+
+def _announce(settings: Settings, models: list[ServedModel], listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
     kernel = models[0].engine.status().config
     logger.info(

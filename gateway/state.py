@@ -1,7 +1,8 @@
 """What the HTTP edge works with. Built by the composition root, used from one event loop."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from engine.host.engine import Engine
 from engine.runtime.text.codec import TextCodec
@@ -13,10 +14,14 @@ from gateway.slots import Slots
 from gateway.store_access import StoreAccess
 from gateway.workers import Workers
 from telemetry.clock import Clock
+from telemetry.events import Event
 from telemetry.tracing import Tracing
 from tenants.auth import Authenticator
 from tenants.ledger.ledger import Ledger
 from tenants.prices import FREE, Price
+
+FoundT = TypeVar("FoundT")
+Search = Callable[[Sequence[Event], str, str], list[FoundT]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,14 @@ class Gateway:
     @property
     def authenticator(self) -> Authenticator:
         return self.access.authenticator
+
+    async def search(self, tenant: str, fold: Search[FoundT], name: str) -> list[FoundT]:
+        """What `fold` finds under `tenant` and `name` in the events of every model."""
+        return [
+            found
+            for model in self.models.values()
+            for found in await self.workers.run(tenant, fold, model.history.events(), tenant, name)
+        ]
 
     def close(self) -> None:
         """Stop the worker threads; what they are at is finished first."""

@@ -35,11 +35,7 @@ class TaskState:
         principal = await authenticate(request.headers, gateway.authenticator, READ)
         name = check_id("task", request.path_params["task"], Reason.INVALID_VALUE)
         tenant = principal.tenant.id
-        told = [
-            one
-            for model in gateway.models.values()
-            for one in await gateway.workers.run(tenant, tell, model.history.events(), tenant, name)
-        ]
+        told = await gateway.search(tenant, tell, name)
         if not told:
             raise ApiError(
                 Reason.NOT_FOUND, f"No task {name!r} of yours is known, or not any more."

@@ -2,7 +2,7 @@
 
 import io
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 import httpx
@@ -61,7 +61,7 @@ class Fuzzed:
         issues = response.status_code == 201 and "/admin/" in str(response.request.url)
         return response.json().get("key", "") if issues else ""
 
-    def _search(self, text: str, more: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+    def _search(self, text: str, more: Collection[str] = ()) -> None:
         for secret in (*self.secrets, *more):
             assert secret not in text
 

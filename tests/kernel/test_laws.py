@@ -128,7 +128,7 @@ def test_laws_hold_and_every_sequence_ends_once(
             assert len(world.tokens[number]) == finished.output_tokens
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(ARRIVALS, min_size=1, max_size=12), st.integers(9, 20))
 def test_output_does_not_depend_on_memory_pressure(arrivals, blocks):
     """Preemption, chunking, overlap and drafts change when tokens come, never which."""

@@ -32,7 +32,7 @@ def test_blocks_of_answers_are_found_again_in_a_replay(tmp_path):
     assert verify(world.log(tmp_path / "log")).difference is None
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(HISTORIES, KERNELS)
 def test_random_histories_replay_to_the_same_bytes(tmp_path_factory, actions, kernel):
     world = Talk(kernel)
