@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from engine.core.pressure import Inquiry, Pressure
 from engine.host.worker import EngineState
-from gateway.auth import authenticate
+from gateway.auth import admit, authenticate
 from gateway.call import Call, send_json
 from gateway.connection import abort
 from gateway.errors import TABLE, ApiError, Reason
@@ -41,7 +41,7 @@ class Backpressure:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = Call.of(scope)
-        principal = await self._principal(call)
+        principal = await admit(call, self._gateway, READ)
         wanted = call.headers.get("accept", "")
         if "text/event-stream" not in wanted or scope["method"] == "HEAD":
             await send_json(send, await self._state(call, principal))
@@ -62,7 +62,8 @@ class Backpressure:
         async def next_state() -> State | None:
             """One that was not told yet; None after a hang-up."""
             while not await hangup.within(INTERVAL):
-                state = await self._state(call, await self._principal(call))
+                key = await authenticate(call.headers, self._gateway.authenticator, READ)
+                state = await self._state(call, key)
                 if state != told:
                     return state
             return None
@@ -78,9 +79,6 @@ class Backpressure:
             except ApiError as error:  # the key has ended meanwhile
                 await events.fail(error)
                 return
-
-    async def _principal(self, call: Call) -> Principal:
-        return await authenticate(call.headers, self._gateway.authenticator, READ)
 
     async def _state(self, call: Call, principal: Principal) -> State:
         """Of a call sent now with these headers; one that names no task counts as a new one."""

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from gateway.auth import authenticate
+from gateway.auth import admit
+from gateway.call import Call
 from gateway.errors import ApiError, Reason
 from gateway.lineage import check_id
 from gateway.state import Gateway
@@ -28,7 +29,7 @@ class Explain:
     async def request(self, request: Request) -> JSONResponse:
         """Every choice of the call, with its parts; one that still runs, up to now."""
         gateway = self._gateway
-        principal = await authenticate(request.headers, gateway.authenticator, READ)
+        principal = await admit(Call.of(request.scope), gateway, READ)
         name = check_id("request", request.path_params["request"], Reason.INVALID_VALUE)
         tenant = principal.tenant.id
         waterfalls = await gateway.search(tenant, find_and_explain, name)

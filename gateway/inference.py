@@ -8,7 +8,7 @@ from starlette.types import Receive, Scope, Send
 
 from engine.host.engine import GenerationRequest
 from gateway.answer import Answer
-from gateway.auth import authenticate
+from gateway.auth import admit
 from gateway.body import read_body
 from gateway.call import Call
 from gateway.connection import abort
@@ -60,10 +60,8 @@ class Inference:
         trace = gateway.tracing.start(self._shape.operation, call.headers, call.arrived)
         try:
             admission = await self._admit(call)
-            tenant = admission.principal.tenant
-            call.told.append(lambda: gateway.quota.headers(tenant, call.dialect))
             answer = self._once if admission.comeback.key else self._anew
-            with gateway.slots.hold(tenant.id):
+            with gateway.slots.hold(admission.principal.tenant.id):
                 await answer(admission, trace, scope, receive, send)
         except ApiError as error:
             trace.finish(call.dialect.status(error.row), error=error.row.code)
@@ -137,7 +135,7 @@ class Inference:
             raise ApiError(Cause.DRAINING)
         if gateway.ledger.full:
             raise ApiError(Reason.USAGE_UNRECORDED)
-        principal = await authenticate(call.headers, gateway.authenticator, INFERENCE)
+        principal = await admit(call, gateway, INFERENCE)
         baggage = call.headers.getlist("baggage")
         ids = read_ids(call.headers, call.request_id, baggage)
         lineage = ids.lineage(principal.tenant.id, principal.key.public_id)

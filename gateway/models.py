@@ -3,7 +3,8 @@
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from gateway.auth import authenticate
+from gateway.auth import admit
+from gateway.call import Call
 from gateway.generate import find_model
 from gateway.state import Gateway, ServedModel
 from tenants.model import READ
@@ -16,14 +17,14 @@ class Models:
     async def list(self, request: Request) -> JSONResponse:
         """Every model that the key may use."""
         gateway = self._gateway
-        principal = await authenticate(request.headers, gateway.authenticator, READ)
+        principal = await admit(Call.of(request.scope), gateway, READ)
         allowed = [m for m in gateway.models.values() if principal.key.allows_model(m.id)]
         return JSONResponse({"object": "list", "data": [_describe(model) for model in allowed]})
 
     async def one(self, request: Request) -> JSONResponse:
         """One model; 404 for others."""
         gateway = self._gateway
-        principal = await authenticate(request.headers, gateway.authenticator, READ)
+        principal = await admit(Call.of(request.scope), gateway, READ)
         return JSONResponse(
             _describe(find_model(request.path_params["model"], principal, gateway.models))
         )

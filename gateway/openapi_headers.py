@@ -42,7 +42,7 @@ ANSWERS: dict[str, tuple[Json, str]] = {
     "x-request-id": (_TEXT, "Name of the call, also in traces and in explanations."),
     "x-server-time": ({"type": "integer"}, "The server's clock, in Unix milliseconds."),
 }
-# Of calls to a model whose tenant has such limits: the scarcest of each kind.
+# Of every answer to the key of a tenant that has such limits: the scarcest of each kind.
 LIMITS: dict[str, tuple[Json, str]] = {
     "ratelimit-policy": (_TEXT, "The IETF's: every limit with its quota, unit and window."),
     "ratelimit": (_TEXT, "The IETF's: what remains of each, and the seconds until it is whole."),

@@ -47,7 +47,6 @@ class Operation:
     `also` what else it may be.
 
     `body` names a schema of `gateway.openapi_bodies`. `key` is whose key it needs, if any's.
-    `limits` are the headers that tell how the tenant's stand.
     """
 
     method: str
@@ -60,11 +59,17 @@ class Operation:
     key: str | None = "tenant"
     refusals: frozenset[Refusal] = _TENANTS
     headers: Mapping[str, tuple[Json, str]] = field(default_factory=dict)
-    limits: Mapping[str, tuple[Json, str]] = field(default_factory=dict)
     query: Mapping[str, tuple[Json, str]] = field(default_factory=dict)
     streams: bool = False
     text: str | None = None
     also: str | None = None
+
+    @property
+    def limits(self) -> Mapping[str, tuple[Json, str]]:
+        """The headers that tell how the tenant's stand."""
+        if self.key != "tenant":
+            return {}
+        return headers.ANTHROPIC_LIMITS if self.path == MESSAGES_PATH else headers.LIMITS
 
     @property
     def codes(self) -> frozenset[Refusal]:
@@ -82,7 +87,6 @@ def _generation(
         body=body,
         refusals=_GENERATION,
         headers={**headers.GENERATION, **(headers.ANTHROPIC if anthropic else {})},
-        limits=headers.ANTHROPIC_LIMITS if anthropic else headers.LIMITS,
         streams=True,
     )
 

@@ -1,5 +1,6 @@
 """A call's share of its tenant's limits: reserved before there is work, settled when it is over."""
 
+import logging
 from types import TracebackType
 from typing import Self
 
@@ -17,6 +18,8 @@ from tenants.leases import Leases
 from tenants.limits import CALL, Amounts, Limit, Measure, spent, worst_case
 from tenants.model import Tenant
 from tenants.prices import NANOS, Price
+
+log = logging.getLogger("watermaster")
 
 _UNCHECKED = "The tenant's limits cannot be checked at the moment; retry after the time given."
 
@@ -42,13 +45,20 @@ class Quota:
             raise self._refusal(tenant, taken)
         return taken
 
+    async def meet(self, tenant: Tenant) -> None:
+        """Learn how the tenant's limits stand, for its headers; with the store away, do without."""
+        try:
+            await self._leases.meet(tenant)
+        except StoreUnavailable:
+            log.debug("the limits of tenant %s cannot be told", tenant.id)
+
     def headers(self, tenant: Tenant, dialect: Dialect) -> RawHeaders:
         """How the tenant's limits stand; nothing for a tenant without any."""
         standings = self._standings(tenant)
         return dialect.limits(standings, self._clock.wall() // MILLISECOND) if standings else []
 
     def describe(self, tenant: Tenant) -> list[dict[str, object]]:
-        """The same, JSON-ready; limits are known once a call has met them."""
+        """The same, JSON-ready."""
         return [
             {
                 "limit": one.limit.name,

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from gateway.auth import authenticate
+from gateway.auth import admit
+from gateway.call import Call
 from gateway.choices import Usage
 from gateway.errors import ApiError, Reason
 from gateway.lineage import check_id
@@ -32,7 +33,7 @@ class TaskState:
     async def task(self, request: Request) -> JSONResponse:
         """Every sequence under the task, on all models."""
         gateway = self._gateway
-        principal = await authenticate(request.headers, gateway.authenticator, READ)
+        principal = await admit(Call.of(request.scope), gateway, READ)
         name = check_id("task", request.path_params["task"], Reason.INVALID_VALUE)
         tenant = principal.tenant.id
         told = await gateway.search(tenant, tell, name)

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from engine.core.commands import Cancel
-from gateway.auth import authenticate
+from gateway.auth import admit
 from gateway.body import read_body
 from gateway.call import Call
 from gateway.commits import parse_commit
@@ -80,7 +80,7 @@ class Tasks:
 
     async def _named(self, request: Request) -> Scope:
         """What the path names, of the caller's tenant."""
-        principal = await authenticate(request.headers, self._gateway.authenticator, INFERENCE)
+        principal = await admit(Call.of(request.scope), self._gateway, INFERENCE)
         named = {
             part: check_id(part, text, Reason.INVALID_VALUE)
             for part, text in request.path_params.items()

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from gateway.auth import authenticate
+from gateway.auth import admit
+from gateway.call import Call
 from gateway.errors import ApiError, Reason
 from gateway.state import Gateway
 from tenants.connection import StoreUnavailable
@@ -36,7 +37,7 @@ class UsageRoute:
     async def usage(self, request: Request) -> Response:
         """Everything that this server has handed out is in it, unless the store is away."""
         gateway = self._gateway
-        principal = await authenticate(request.headers, gateway.authenticator, READ)
+        principal = await admit(Call.of(request.scope), gateway, READ)
         question = read(request, principal.tenant.id)
         form = _format(request)
         try:

@@ -113,6 +113,11 @@ class Book:
         return None
 
     @property
+    def unknown(self) -> bool:
+        """Whether the store was never asked of these limits, or the lease was given up."""
+        return self._valid_until < 0 and bool(self.slices)
+
+    @property
     def changed(self) -> bool:
         return any(piece.changed for piece in self.slices.values())
 

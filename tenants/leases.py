@@ -69,11 +69,7 @@ class Leases:
         Raises StoreUnavailable when more is needed than is leased and the store is away.
         """
         now = self._clock.now()
-        entry = self._entries.get(tenant.id)
-        if entry is None:
-            entry = self._entries[tenant.id] = Entry(tenant, now)
-        elif entry.tenant is not tenant:  # read anew, and perhaps changed
-            entry.follow(tenant)
+        entry = self._entry(tenant, now)
         if not entry.waiters:  # nobody jumps the queue
             taken = entry.book.reserve(demand, now, store_away=self.away)
             if isinstance(taken, Reservation):
@@ -85,6 +81,13 @@ class Leases:
             self.counts.shortages[answer.slice.limit.name] += 1
             entry.tell(answer, now)
         return answer
+
+    async def meet(self, tenant: Tenant) -> None:
+        """Have the tenant's limits known here. Raises StoreUnavailable."""
+        now = self._clock.now()
+        entry = self._entry(tenant, now)
+        if entry.book.unknown:
+            await self._ask(entry, {}, now)
 
     def settle(self, reservation: Reservation, used: Amounts) -> bool:
         """Give back what was not used; False if that was done before."""
@@ -113,6 +116,14 @@ class Leases:
         self._away = None
         if self._entries:
             await self._exchange(self._entries, leaving=list(self._entries))
+
+    def _entry(self, tenant: Tenant, now: int) -> Entry:
+        entry = self._entries.get(tenant.id)
+        if entry is None:
+            entry = self._entries[tenant.id] = Entry(tenant, now)
+        elif entry.tenant is not tenant:  # read anew, and perhaps changed
+            entry.follow(tenant)
+        return entry
 
     async def _ask(self, entry: Entry, demand: Amounts, now: int) -> Reservation | Shortage:
         if self._away:
