@@ -1,32 +1,27 @@
-"""How much device time goes into work done twice: waiting for swaps, and computing again."""
+"""How much device time goes into computing again."""
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from engine.sim.jitter import JitteredProfile
-from engine.sim.profile import CostProfile, StepShape
+from engine.sim.profile import CostProfile, StepShape, noise_free
 
 
 class ReworkMeter:
     """A cost profile that notes what each step would have cost without its rework.
 
-    `swap_stall` is by how much transfers lengthened steps, `recompute` by how much positions did
-    that were computed before; both in nanoseconds of the profile without jitter.
+    `recompute` is by how much positions that were computed before lengthened steps, in nanoseconds
+    of the profile without jitter.
     """
 
     def __init__(self, profile: CostProfile) -> None:
         self._profile = profile
-        self._exact = profile.noise_free if isinstance(profile, JitteredProfile) else profile
+        self.noise_free = noise_free(profile)
         self._launched: deque[StepShape] = deque()
-        self.swap_stall = 0
         self.recompute = 0
 
     def duration(self, shape: StepShape) -> int:
         """Nanoseconds that a step of this shape takes; it is about to be launched."""
-        if shape.tokens_out or shape.tokens_in:
-            still = replace(shape, tokens_out=0, tokens_in=0)
-            self.swap_stall += self._exact.duration(shape) - self._exact.duration(still)
         self._launched.append(shape)
         return self._profile.duration(shape)
 
@@ -48,4 +43,4 @@ class ReworkMeter:
             decode_sequences=shape.decode_sequences + len(resumed),
             context_tokens=shape.context_tokens + sum(resumed),
         )
-        self.recompute += self._exact.duration(shape) - self._exact.duration(fresh)
+        self.recompute += self.noise_free.duration(shape) - self.noise_free.duration(fresh)

@@ -63,6 +63,7 @@ class Totals:
     recomputed_tokens: int = 0
     lag_tokens: int = 0
     swapped_blocks: int = 0  # both ways
+    swap_stall: int = 0  # nanoseconds for which moves of KV held steps up
     preemptions: Counter[str] = field(default_factory=Counter)  # by mode
     predicted_cost: Counter[str] = field(default_factory=Counter)  # nanoseconds, by mode
 
@@ -254,6 +255,7 @@ class Recorder:
         totals.prompt_tokens += event.prompt_tokens
         totals.recomputed_tokens += event.recomputed_tokens
         totals.lag_tokens += event.lag_tokens
+        totals.swap_stall += event.stall
         self.meter.committed(event.recomputed_tokens, self._resumed)
         self._resumed = []
 

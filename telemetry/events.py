@@ -55,6 +55,7 @@ class Stall(StrEnum):
     STEP_BUDGET = "step_budget"
     KV_BLOCKS = "kv_blocks"
     FORK = "fork"  # a choice waits for the prompt it shares
+    SHARE = "share"  # others are served less for their weight: it is not the flow's turn
 
 
 class PreemptReason(StrEnum):
@@ -202,6 +203,7 @@ class StepCommitted:
     prompt_tokens: int
     recomputed_tokens: int
     lag_tokens: int  # computed for sequences that had ended or lost their place meanwhile
+    stall: int = 0  # nanoseconds of `duration` for which moves of KV held it up
 
 
 class Charge(NamedTuple):
@@ -223,12 +225,21 @@ class Repeat(NamedTuple):
     tokens: int
 
 
+class Holdup(NamedTuple):
+    """For `duration` nanoseconds a step waited for KV that moved for the sake of a tenant's key."""
+
+    flow: tuple[str, ...]
+    tenant: str
+    key: str
+    duration: int
+
+
 @dataclass(frozen=True, slots=True)
 class ServiceCharged:
     """The bills of one step: the fields of `Charge` as columns, an entry a flow.
 
-    One event for all, since there may be hundreds in a step of some milliseconds. `repeats` is the
-    rework once more, by the sequences that did it and by who pays.
+    One event for all: there may be hundreds in a step. `repeats` is the rework once more, by the
+    sequences that did it and by who pays. `holdups` add up to `StepCommitted.stall`.
     """
 
     now: int
@@ -239,6 +250,7 @@ class ServiceCharged:
     rework_tokens: tuple[int, ...]
     costs: tuple[float, ...]
     repeats: tuple[Repeat, ...] = ()
+    holdups: tuple[Holdup, ...] = ()
 
     def charges(self) -> Iterator[Charge]:
         """The bills one by one."""
@@ -267,9 +279,10 @@ class FlowLifted:
 
 @dataclass(frozen=True, slots=True)
 class FlowStalled:
-    """What keeps the first waiter (`sequence`) of a flow whose turn it is waiting changed.
+    """What keeps the first waiter (`sequence`) of a flow waiting changed.
 
-    None when nothing does any more: it was admitted, or it is another flow's turn.
+    None when nobody waits any more. SHARE is over with the flow's next such event, and for each
+    sequence when it is admitted or ends.
     """
 
     now: int

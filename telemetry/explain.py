@@ -290,7 +290,7 @@ class ExplainFold:
         for life in waiting:
             self._spend(life, event.now)
             life.seen = True
-        if event.cause is None:
+        if event.cause in (None, Stall.SHARE):
             self._stalls.pop(event.flow, None)
             return
         self._stalls[event.flow] = event

@@ -211,6 +211,11 @@ class MetricsFold:
         self.preempted_tokens = Counter(
             "watermaster_preempted_tokens", "Computed tokens lost to preemption", ("reason",)
         )
+        self.swap_stall = Counter(
+            "watermaster_swap_stall_seconds",
+            "Time for which steps waited for KV that was moved on the tenant's bill",
+            ("tenant",),
+        )
         self.stalls = Counter(
             "watermaster_stalls", "How often a flow's first waiter began to wait", ("cause",)
         )
@@ -292,6 +297,8 @@ class MetricsFold:
             self.output_tokens.add(charge.output_tokens, tenant)
             self.recomputed_tokens.add(charge.rework_tokens, tenant)
             self.service.add(charge.cost, tenant)
+        for holdup in event.holdups:
+            self.swap_stall.add(_seconds(holdup.duration), self._tenant(holdup.tenant))
 
     def _charged_elsewhere(self, event: ExternalServiceCharged) -> None:
         self.external_service.add(event.cost, self._tenant(event.flow[0]))

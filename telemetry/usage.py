@@ -37,7 +37,8 @@ class Usage:
     `requests` were taken in. `prompt_tokens` include the `cached_tokens`. `aborted_tokens` were
     computed in vain: for a sequence that was over, or beyond its stop string. Of what
     preemption made to be computed again, `recomputed_tokens` were the account's own and
-    `rework_tokens` are at its expense, with their device time. A correction may be negative.
+    `rework_tokens` are at its expense, with their device time; so is the time for which steps
+    waited for KV that moved for its sake. A correction may be negative.
     """
 
     requests: int = 0
@@ -97,6 +98,8 @@ class UsageFold:
                 case ServiceCharged():
                     for repeat in event.repeats:
                         self._repeated(repeat)
+                    for holdup in event.holdups:
+                        self._used[Account(holdup.tenant, holdup.key)].device_ns += holdup.duration
                 case SequenceArrived():
                     self._arrived(event)
                 case SequenceAdmitted():
@@ -162,8 +165,9 @@ class UsageFold:
                 self._count_prompt(life, start, start + count)
         total = sum(positions.values())
         if total:
-            self._landed = (event.duration, total)
-            self._divide(event.duration, positions, total)
+            computing = event.duration - event.stall  # the rest is in the step's bills
+            self._landed = (computing, total)
+            self._divide(computing, positions, total)
 
     def _count_prompt(self, life: _Life, start: int, end: int) -> None:
         prompt = life.prompt

@@ -134,7 +134,13 @@ def _swap_in(
     swapped: list[int],
     fresh: list[int],
 ) -> None:
-    """Bring a waiter's KV back from the host into the first of its `fresh` blocks."""
+    """Bring a waiter's KV back from the host into the first of its `fresh` blocks.
+
+    At the expense of whoever made it leave, who is the payer of its newest debt.
+    """
+    if swapped:
+        debt = sequence.debts[0]
+        draft.bills.move(debt.payer, debt.lineage, len(swapped))
     draft.transfers.extend(
         Transfer(device_block=device, host_block=host, to_host=False)
         for device, host in zip(fresh, swapped, strict=False)
@@ -165,10 +171,20 @@ def _charge_cached(state: KernelState, draft: DraftPlan, sequence: Sequence) -> 
 def _note_stalls(state: KernelState, stalled: dict[Flow, tuple[Stall, int]], now: int) -> None:
     """Record what changed: flows whose turn it was and what kept their first waiter out.
 
-    A flow that no longer stands in line first has no stall of its own: it waits for its turn.
+    A flow that no longer stands in line first, or comes to wait and does not, waits for its turn.
     """
-    for flow in [flow for flow in state.stalls if flow not in stalled]:
-        state.emit(FlowStalled(now, flow.path, None))
+    turned = [flow for flow in state.stalls if flow not in stalled]
+    for flow in turned:
+        first = next(state.waiting.front(flow), None)
+        if first is None:
+            state.emit(FlowStalled(now, flow.path, None))
+        else:
+            state.emit(FlowStalled(now, flow.path, Stall.SHARE, first.id))
+    for flow in state.came:
+        first = next(state.waiting.front(flow), None)
+        if first is not None and flow not in stalled and flow not in turned:
+            state.emit(FlowStalled(now, flow.path, Stall.SHARE, first.id))
+    state.came.clear()
     for flow, (cause, sequence) in stalled.items():
         if state.stalls.get(flow) != (cause, sequence):
             state.emit(FlowStalled(now, flow.path, cause, sequence))

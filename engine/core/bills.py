@@ -1,14 +1,21 @@
 """The bills of one step: prompt work and rework as they are planned, output as it is committed."""
 
+from collections.abc import Iterator
+
 from policies.fairness.tree import Flow
-from telemetry.events import Repeat, ServiceCharged
+from telemetry.events import Holdup, Repeat, ServiceCharged
 from telemetry.lineage import Lineage
+
+Causer = tuple[tuple[str, ...], str, str]  # flow, tenant and key
 
 
 class Bills:
-    """What a step costs each flow: tokens by kind, and cost units before division by weight."""
+    """What a step costs each flow: tokens by kind, and cost units before division by weight.
 
-    __slots__ = ("_costs", "_flows", "_output", "_prompt", "_repeats", "_rework", "_rows")
+    Moves of KV cost no units; the time for which they hold the step up is billed as time.
+    """
+
+    __slots__ = ("_costs", "_flows", "_moves", "_output", "_prompt", "_repeats", "_rework", "_rows")
 
     def __init__(self) -> None:
         self._flows: list[Flow] = []
@@ -18,6 +25,7 @@ class Bills:
         self._rework: list[int] = []
         self._costs: list[float] = []
         self._repeats: list[Repeat] = []
+        self._moves: dict[Causer, int] = {}  # blocks
 
     @property
     def prompt_tokens(self) -> int:
@@ -40,6 +48,11 @@ class Bills:
         """Note whose work it was for which `sequence` computes `tokens` again."""
         self._repeats.append(Repeat(sequence, payer.tenant, payer.key, tokens))
 
+    def move(self, flow: Flow, payer: Lineage, blocks: int) -> None:
+        """The step moves so many blocks because `flow`, with work of `payer`, needed their room."""
+        causer = flow.path, payer.tenant, payer.key
+        self._moves[causer] = self._moves.get(causer, 0) + blocks
+
     def charge_output(self, flows: list[Flow], tokens: list[int], costs: list[float]) -> None:
         """Add committed output tokens to the bills of `flows`."""
         if not self._flows:  # most steps only decode
@@ -51,8 +64,8 @@ class Bills:
             self._output[row] += drawn
             self._costs[row] += cost
 
-    def event(self, step: int, now: int) -> ServiceCharged:
-        """All of it as an event."""
+    def event(self, step: int, now: int, stall: int) -> ServiceCharged:
+        """All of it as an event; `stall` is divided among those for whom KV moves, by blocks."""
         return ServiceCharged(
             now,
             step,
@@ -62,10 +75,19 @@ class Bills:
             tuple(self._rework),
             tuple(self._costs),
             tuple(self._repeats),
+            tuple(self._holdups(stall)) if stall else (),
         )
 
+    def _holdups(self, stall: int) -> Iterator[Holdup]:
+        total, done, before = sum(self._moves.values()), 0, 0
+        for causer, blocks in self._moves.items():
+            done += blocks
+            until = stall * done // total
+            yield Holdup(*causer, until - before)
+            before = until
+
     def __bool__(self) -> bool:
-        return bool(self._flows)
+        return bool(self._flows or self._moves)
 
     def _row(self, flow: Flow) -> int:
         row = self._rows.get(flow)

@@ -54,7 +54,7 @@ def commit(state: KernelState, plan: StepPlan, result: StepResult, now: int) -> 
     seconds, positions = result.duration / 1e9, plan.tokens
     state.drain_rate.observe(positions, seconds)
     state.cost.observe(seconds, positions)
-    learn(state, plan, seconds)
+    learn(state, plan, result)
     state.outlook.observe_step(plan, seconds, state.waiting.total.sequences > 0)
 
 
@@ -63,6 +63,8 @@ def _land(state: KernelState, plan: StepPlan, result: StepResult) -> Flight:
         raise ValueError(f"step {plan.step} is not the oldest in flight")
     if result.step != plan.step or len(result.token_counts) != len(plan.slots):
         raise ValueError(f"result of step {result.step} does not belong to step {plan.step}")
+    if result.stall and not plan.transfers:
+        raise ValueError(f"step {plan.step} moves no KV and was held up by {result.stall} ns")
     return state.flights.popleft()
 
 
@@ -239,7 +241,8 @@ def _report(
             prompt_tokens=bills.prompt_tokens,
             recomputed_tokens=bills.rework_tokens,
             lag_tokens=lag,
+            stall=result.stall,
         )
     )
     if bills:
-        state.emit(bills.event(plan.step, now))
+        state.emit(bills.event(plan.step, now, result.stall))

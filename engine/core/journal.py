@@ -43,7 +43,7 @@ from telemetry.events import (
 )
 
 KIND = "watermaster command log"
-FORMAT = 2
+FORMAT = 3
 STOPPED = "stopped"  # the reason of an end at which nothing was left out
 KEY_BYTES = 32
 ALIAS_BYTES = 10  # a million different blocks collide with a chance of one in 10^12
@@ -106,6 +106,7 @@ class JournalEncoder:
         data: dict[str, Any] = {
             "step": result.step,
             "duration": result.duration,
+            "stall": result.stall,
             "counts": counts,
             "stops": stops,
         }

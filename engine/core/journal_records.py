@@ -170,4 +170,6 @@ def _result(data: dict[str, Any]) -> StepResult:
         int(row): from_plain(RowFailure, failure, "failure")
         for row, failure in data.get("failures", {}).items()
     }
-    return StepResult(data["step"], counts, tokens, data["duration"], failures=failures)
+    return StepResult(
+        data["step"], counts, tokens, data["duration"], data["stall"], failures=failures
+    )

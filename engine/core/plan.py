@@ -132,12 +132,14 @@ class StepResult:
 
     0 for a row that does not sample or failed, 1 normally, up to 1 + drafts when drafts were
     accepted. `logprobs` and `failures` are keyed by row and hold only the rows concerned.
-    `duration` is in nanoseconds.
+    `duration` is in nanoseconds; for `stall` of them the step was held up by its transfers, 0 if it
+    has none.
     """
 
     step: int
     token_counts: IntArray
     tokens: IntArray
     duration: int
+    stall: int = 0
     logprobs: dict[int, tuple[TokenLogprob, ...]] = field(default_factory=dict)
     failures: dict[int, RowFailure] = field(default_factory=dict)

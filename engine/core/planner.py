@@ -67,8 +67,11 @@ def _launch(state: KernelState, draft: DraftPlan, now: int) -> StepPlan:
         note_company(state, draft.prefills)
     step = draft.compose(state.next_step, batch, state.left, state.transfers)
     price_moves(state, step)
+    for move in state.moves:
+        draft.bills.move(*move)
     state.left.clear()
     state.transfers.clear()
+    state.moves.clear()
     state.host.settle()
     state.batch_is_old = True
     state.next_step += 1

@@ -2,7 +2,7 @@
 
 from engine.core.plan import Transfer
 from engine.core.preemption_cost import recompute_cost
-from engine.core.rework import incur
+from engine.core.rework import Move, incur
 from engine.core.sequence import Sequence, State
 from engine.core.state import KernelState
 from telemetry.events import PreemptMode, PreemptReason, SequencePreempted
@@ -38,7 +38,7 @@ def preempt(
         state.leave_batch(victim)
     mode = mode_for(state, victim.computed)
     predicted = recompute_cost(state, victim.computed) if mode is PreemptMode.RECOMPUTE else 0
-    moved = _swap_out(state, victim) if mode is PreemptMode.SWAP else 0
+    moved = _swap_out(state, victim, beneficiary or victim) if mode is PreemptMode.SWAP else 0
     lost = 0 if moved else victim.computed
     freed = state.release_blocks(victim)
     if not moved:
@@ -90,13 +90,14 @@ def _wait_again(state: KernelState, victim: Sequence, now: int) -> None:
     state.promote_fork(victim.group, victim, now)
 
 
-def _swap_out(state: KernelState, victim: Sequence) -> int:
+def _swap_out(state: KernelState, victim: Sequence, causer: Sequence) -> int:
     blocks = victim.blocks[: state.ledger.blocks_for(victim.computed)]
     victim.host_blocks = state.host.take(len(blocks))
     state.transfers.extend(
         Transfer(device_block=device, host_block=host, to_host=True)
         for device, host in zip(blocks, victim.host_blocks, strict=True)
     )
+    state.moves.append(Move(causer.flow, causer.lineage, len(blocks)))
     return len(blocks)
 
 

@@ -7,7 +7,7 @@ computed again (found in the cache, moved back, or its sequence ended) is given 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from policies.cost import Cost
 from policies.fairness.tree import Flow, FlowTree
@@ -28,6 +28,14 @@ class Debt:
     payer: Flow
     lineage: Lineage
     advance: float = 0.0  # charged to `payer` and not yet settled
+
+
+class Move(NamedTuple):
+    """So many blocks of KV leave the device at the expense of `payer`, for work of `lineage`."""
+
+    payer: Flow
+    lineage: Lineage
+    blocks: int
 
 
 def incur(tree: FlowTree, cost: Cost, victim: "Sequence", lost: range, causer: "Sequence") -> None:

@@ -15,7 +15,7 @@ from engine.core.host_pool import HostPool
 from engine.core.outlook import Outlook
 from engine.core.outputs import Finished, OutputBatch
 from engine.core.plan import LongArray, StepPlan, Transfer
-from engine.core.rework import Debt, forgive
+from engine.core.rework import Debt, Move, forgive
 from engine.core.sequence import Group, Sequence, State
 from engine.core.tombstones import Tombstones
 from engine.core.waiting import WaitingRoom
@@ -61,12 +61,14 @@ class KernelState:
         self.waiting = WaitingRoom(self.tree, config.policy.ordering)
         self.host = HostPool(config.host_blocks)
         self.transfers: list[Transfer] = []  # moves out, for the next plan
+        self.moves: list[Move] = []  # for whose sake those are
         self.leaving: list[tuple[int, SequencePreempted]] = []  # their place in `events`
         self.sequences: dict[int, Sequence] = {}
         self.by_task: dict[tuple[str, str], dict[int, Sequence]] = {}
         self.tombstones = Tombstones(config.max_tombstones, config.tombstone_ttl)
         self.deadlines: list[tuple[int, int]] = []  # heap of (instant, sequence id)
-        self.stalls: dict[Flow, tuple[Stall, int]] = {}  # cause and first waiter
+        self.stalls: dict[Flow, tuple[Stall, int]] = {}  # cause and first waiter, but for SHARE
+        self.came: dict[Flow, None] = {}  # flows that have come to wait since the last plan
         self.flights: deque[Flight] = deque()
         self.left: list[int] = []  # slots given up since the last plan
         self.drain_rate = DrainRate()
@@ -114,6 +116,8 @@ class KernelState:
 
     def queue(self, sequence: Sequence, now: int) -> None:
         """Let a waiting sequence be picked."""
+        if not sequence.flow.queued:
+            self.came[sequence.flow] = None
         lifts: list[Lift] = self.waiting.queue(sequence, self.drain_rate.seconds_per_token * 1e9)
         for lift in lifts:
             self.emit(FlowLifted(now, lift.path, lift.before, lift.after))

@@ -3,12 +3,10 @@
 import numpy as np
 
 from engine.core.draft import DraftPlan
-from engine.core.plan import StepPlan
+from engine.core.plan import StepPlan, StepResult
 from engine.core.state import KernelState
 from policies.chunking import prefill_budget
 from policies.step_time import StepWork
-
-NEARLY = 0.9  # of a step's time, from which on moves may have held it up
 
 
 def work_of(plan: StepPlan) -> StepWork:
@@ -25,31 +23,29 @@ def work_of(plan: StepPlan) -> StepWork:
     )
 
 
-def learn(state: KernelState, plan: StepPlan, seconds: float) -> None:
+def learn(state: KernelState, plan: StepPlan, result: StepResult) -> None:
     """Teach the step-time model a step; of those that only decode, which are many, every fourth.
 
     A step that moves KV teaches how long moves hold a step up instead.
     """
     if plan.transfers:
-        _note_moves(state, plan, seconds)
+        _note_moves(state, plan, result)
         return
+    seconds = result.duration / 1e9
     if seconds > 0 and (plan.step % 4 == 0 or np.maximum.reduce(plan.counts) > 1):
         state.step_time.observe(work_of(plan), seconds)
 
 
-def _note_moves(state: KernelState, plan: StepPlan, seconds: float) -> None:
+def _note_moves(state: KernelState, plan: StepPlan, result: StepResult) -> None:
     """A step moved KV, before its computation or beside it: what coming back held it up by."""
     out = sum([transfer.to_host for transfer in plan.transfers])
     back = len(plan.transfers) - out
     computing = state.step_time.predict(work_of(plan)) * 1e9
-    moving = state.config.host_block_ns * max(out, back)
-    held_up, overlap = moving, state.config.host_overlap
-    if overlap:
-        if moving > computing:
-            state.move_stalls.observe_rest(seconds * 1e9 - moving)
-        held_up = seconds * 1e9 - computing if moving > NEARLY * computing else 0.0
+    if state.config.host_overlap and result.stall:
+        moving = state.config.host_block_ns * max(out, back)
+        state.move_stalls.observe_rest(result.duration - moving)
     if back:
-        state.move_stalls.observe(back, held_up - stall(state, out, computing))
+        state.move_stalls.observe(back, result.stall - stall(state, out, computing))
 
 
 def stall(state: KernelState, blocks: int, computing: float) -> float:

@@ -62,11 +62,11 @@ class TorchExecutor:
         began = time.perf_counter_ns()
         with torch.inference_mode():
             self._state.apply(plan)
-            self.cache.transfer(plan.transfers)
+            stall = self._move(plan)
             self._clear_entered(plan)
             sampled, drawn = self._compute(plan)
             self.cache.copy(plan.copies)
-        return Ticket(self._result(plan, sampled, drawn, began))
+        return Ticket(self._result(plan, sampled, drawn, began, stall))
 
     def wait(self, ticket: Ticket) -> StepResult:
         """The result of a launched step."""
@@ -90,6 +90,14 @@ class TorchExecutor:
         state = self._state
         batch = ragged(slots, np.zeros_like(counts), counts, state.tokens, state.tables)
         self._forward(batch, batch.offsets + batch.counts - 1)
+
+    def _move(self, plan: StepPlan) -> int:
+        """Run the plan's transfers; returns the nanoseconds they took."""
+        if not plan.transfers:
+            return 0
+        began = time.perf_counter_ns()
+        self.cache.transfer(plan.transfers)
+        return time.perf_counter_ns() - began
 
     def _clear_entered(self, plan: StepPlan) -> None:
         """Zero blocks that this step begins to fill and leaves partly unwritten.
@@ -137,7 +145,9 @@ class TorchExecutor:
         wanted = torch.from_numpy(ends).to(self._model.device)
         return self._model.forward(batch, wanted, self._attention)
 
-    def _result(self, plan: StepPlan, sampled: IntArray, drawn: Drawn, began: int) -> StepResult:
+    def _result(
+        self, plan: StepPlan, sampled: IntArray, drawn: Drawn, began: int, stall: int
+    ) -> StepResult:
         failures = {int(sampled[i]): failure for i, failure in drawn.failures.items()}
         if self._state.rejected:
             failures |= self._rejections(plan)
@@ -154,6 +164,7 @@ class TorchExecutor:
             token_counts=counts,
             tokens=drawn.tokens[counts[sampled] > 0].astype(np.int32),
             duration=time.perf_counter_ns() - began,
+            stall=stall,
             logprobs=logprobs,
             failures=failures,
         )

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from engine.core.plan import BoolArray, IntArray, Join, LongArray, StepPlan, StepResult
-from engine.sim.profile import CostProfile, StepShape
+from engine.sim.profile import CostProfile, StepShape, stall
 from engine.sim.tokens import PerToken, TokenRule, TokenSource, counting_tokens
 
 __all__ = ["PlanError", "SimExecutor", "TokenRule", "counting_tokens", "shape_of"]
@@ -58,8 +58,9 @@ class SimExecutor:
             self._grow(plan.grown_slots)
         self._check(plan)
         counts, tokens = self._draw(plan)
-        duration = self._profile.duration(shape_of(plan, self._block_size))
-        return StepResult(plan.step, counts, tokens, duration)
+        shape = shape_of(plan, self._block_size)
+        duration = self._profile.duration(shape)
+        return StepResult(plan.step, counts, tokens, duration, stall(self._profile, shape))
 
     def wait(self, ticket: StepResult) -> StepResult:
         """Let the step's time pass."""

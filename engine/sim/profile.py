@@ -1,7 +1,7 @@
 """Cost profiles: how long a step takes on some device."""
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,26 @@ class CostProfile(Protocol):
     def duration(self, shape: StepShape) -> int:
         """Nanoseconds that a step of this shape takes."""
         ...
+
+
+@runtime_checkable
+class Noisy(Protocol):
+    """A profile whose times scatter around those of another one."""
+
+    noise_free: CostProfile
+
+
+def noise_free(profile: CostProfile) -> CostProfile:
+    """The profile without what makes equal steps differ."""
+    return profile.noise_free if isinstance(profile, Noisy) else profile
+
+
+def stall(profile: CostProfile, shape: StepShape) -> int:
+    """Nanoseconds for which its transfers hold a step of this shape up, without noise."""
+    if not shape.tokens_out and not shape.tokens_in:
+        return 0
+    exact = noise_free(profile)
+    return exact.duration(shape) - exact.duration(replace(shape, tokens_out=0, tokens_in=0))
 
 
 @dataclass(frozen=True, slots=True)

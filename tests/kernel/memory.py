@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from engine.core.plan import StepPlan, StepResult
 from engine.sim.executor import SimExecutor, counting_tokens
-from engine.sim.profile import A10G_LLAMA2_7B
+from engine.sim.profile import A10G_LLAMA2_7B, CostProfile
 
 BLOCK = 16
 
@@ -16,8 +16,8 @@ BLOCK = 16
 class CheckingExecutor:
     """SimExecutor with a memory. Drafts write stand-ins that no token matches."""
 
-    def __init__(self, vocabulary: int, advance) -> None:
-        self.inner = SimExecutor(A10G_LLAMA2_7B, counting_tokens(vocabulary), advance)
+    def __init__(self, vocabulary: int, advance, profile: CostProfile = A10G_LLAMA2_7B) -> None:
+        self.inner = SimExecutor(profile, counting_tokens(vocabulary), advance)
         self.device: dict[tuple[int, int], int] = {}
         self.host: dict[tuple[int, int], int] = {}
         self.tokens: dict[int, list[int]] = {}

@@ -1,6 +1,7 @@
 """Who pays for what preemption makes to be computed or moved twice, recounted from events alone."""
 
 from collections import Counter, defaultdict
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from engine.core.commands import Abort
 from engine.core.preempt import preempt
+from engine.sim.profile import A10G_LLAMA2_7B, CostProfile, HostLink
 from policies.config import PREEMPTIONS, PolicyConfig
 from policies.cost import CostConfig
 from policies.fairness.config import FairnessConfig
@@ -141,6 +143,37 @@ def check_rework(world: World) -> None:
     assert sum(e.recomputed_tokens for e in world.of(SequenceEnded)) == billed.total()
 
 
+def check_holdups(world: World) -> None:
+    """What steps wait for moves is billed to the nanosecond, by blocks, to whom KV moves for.
+
+    Whoever had it moved out pays for bringing it back.
+    """
+    flow = {e.sequence: e.flow for e in world.of(SequenceArrived)}
+    causer: dict[int, Flow] = {}
+    moved: Counter[Flow] = Counter()
+    waits: dict[int, Counter[Flow]] = {}
+    stalls = {e.step: e.stall for e in world.of(StepCommitted)}
+    for event in world.events:
+        match event:
+            case SequencePreempted():
+                causer[event.sequence] = event.billed
+                moved[event.billed] += event.swapped_blocks
+            case SequenceAdmitted() if event.swapped_blocks:
+                moved[causer.get(event.sequence, flow[event.sequence])] += event.swapped_blocks
+            case StepPlanned():
+                waits[event.step], moved = +moved, Counter()
+            case ServiceCharged():
+                blocks = waits.pop(event.step)
+                billed = Counter()
+                for holdup in event.holdups:
+                    assert holdup.flow == (holdup.tenant,)
+                    billed[holdup.flow] += holdup.duration
+                stall = stalls[event.step]
+                assert billed.total() == stall
+                for payer, own in blocks.items():
+                    assert billed[payer] == pytest.approx(stall * own / blocks.total(), abs=1)
+
+
 def check_preemptions(world: World) -> None:
     """Each says why, for whom, how and at whose expense; the payer is who needed the room."""
     flow = {e.sequence: e.flow for e in world.of(SequenceArrived)}
@@ -192,9 +225,10 @@ def check_counters(world: World) -> None:
     st.sampled_from([0, 5, 200]),  # host blocks
     st.sampled_from([1, 2]),  # steps in flight
     st.booleans(),  # prefix cache
+    st.booleans(),  # moves run beside the computation
 )
 def test_the_sum_of_all_bills_is_the_sum_of_all_rework(
-    actions, policy, blocks, slots, host_blocks, in_flight, prefix_cache
+    actions, policy, blocks, slots, host_blocks, in_flight, prefix_cache, overlap
 ):
     kernel = config(
         num_blocks=blocks,
@@ -204,22 +238,25 @@ def test_the_sum_of_all_bills_is_the_sum_of_all_rework(
         max_in_flight=in_flight,
         prefix_cache=prefix_cache,
         policy=policy,
+        host_overlap=overlap,
     )
     world = World(kernel)
-    world.use(CheckingExecutor(VOCABULARY, world.clock.advance))
+    profile = replace(A10G_LLAMA2_7B, link=HostLink(2e8, overlap=overlap))
+    world.use(CheckingExecutor(VOCABULARY, world.clock.advance, profile))
     play(world, actions)
     check_rework(world)
+    check_holdups(world)
     check_preemptions(world)
     check_moves(world)
     check_counters(world)
 
 
-def lagging(preemption: str, **kernel) -> World:
+def lagging(preemption: str, profile: CostProfile = A10G_LLAMA2_7B, **kernel) -> World:
     """`a` fills the memory, then `b` needs some of it."""
     fairness = FairnessConfig("fair", max_lag=100.0)
     policy = PolicyConfig(fairness=fairness, preemption=preemption)
     defaults = {"num_blocks": 17, "kv_reserve": 0.0, "prefix_cache": False, "policy": policy}
-    world = World(config(**(defaults | kernel)))
+    world = World(config(**(defaults | kernel)), profile=profile)
     for _ in range(4):
         world.submit("a", 40, 60)
     for _ in range(20):
@@ -250,6 +287,29 @@ def test_every_block_moved_out_for_somebody_is_moved_back_on_the_record():
     assert out["b",] > 0
     assert sum(e.swapped_blocks for e in world.of(SequenceAdmitted)) == out.total()
     assert sum(e.rework_tokens for e in world.charges()) == 0
+
+
+def test_whoever_made_kv_leave_pays_for_the_time_that_steps_wait_for_it_both_ways():
+    """`x` gives way to `y`; each way it is 16 tokens of 512 KiB a block at 12 GB/s."""
+    profile = replace(A10G_LLAMA2_7B, link=HostLink(overlap=False))
+    policy = PolicyConfig(preemption="swap")
+    kernel = config(max_running=1, host_blocks=40, prefix_cache=False, policy=policy)
+    world = World(kernel, profile=profile)
+    (x,) = world.submit("x", 90, 9)
+    (y,) = world.submit("y", 10, 9)
+    for _ in range(3):
+        world.step()
+    state = world.scheduler._state
+    now = world.clock.now()
+    preempt(state, state.sequences[x], PreemptReason.KV_GROWTH, state.sequences[y], now)
+    world.run()
+    (taken,) = world.of(SequencePreempted)
+    waits = [e.holdups for e in world.of(ServiceCharged) if e.holdups]
+    each = pytest.approx(taken.swapped_blocks * 16 * 524_288 / 12, abs=2)
+    assert [len(holdups) for holdups in waits] == [1, 1]
+    assert {(h.flow, h.tenant) for (h,) in waits} == {(("y",), "y")}
+    assert [h.duration for (h,) in waits] == [each, each]
+    check_holdups(world)
 
 
 def test_the_causer_is_charged_when_it_takes_not_when_the_work_is_done_again():

@@ -7,10 +7,9 @@ import pytest
 from engine.core.preemption_cost import recompute_cost
 from engine.core.step_work import stall
 from engine.sim.profile import A10G_LLAMA2_7B, CostProfile, HostLink
-from loadgen.meter import ReworkMeter
 from policies.config import PolicyConfig
 from policies.estimates import Company, MoveStalls
-from telemetry.events import PreemptMode, SequencePreempted
+from telemetry.events import PreemptMode, SequencePreempted, StepCommitted
 from tests.kernel.world import World, config
 
 MS = 1_000_000
@@ -53,17 +52,22 @@ def test_the_prediction_stands_in_the_event():
 def test_moves_are_predicted_to_cost_what_steps_wait_for_them(overlap):
     """Whoever goes out or comes back in one step, and beside whatever else it computes."""
     link = HostLink(bytes_per_second=12e8, overlap=overlap)
-    meter = ReworkMeter(replace(A10G_LLAMA2_7B, link=link))
     block = 1e9 * 16 * link.bytes_per_token / link.bytes_per_second
-    world = crowded(meter, host_blocks=100, host_block_ns=block, host_overlap=overlap)
+    world = crowded(
+        replace(A10G_LLAMA2_7B, link=link),
+        host_blocks=100,
+        host_block_ns=block,
+        host_overlap=overlap,
+    )
     for number in range(60):
         world.submit("abcd"[number % 4], 60 + number % 7, 100)
     world.run()
     taken = world.of(SequencePreempted)
     assert {event.mode for event in taken} == {PreemptMode.SWAP}
-    assert meter.swap_stall > 10 * block
+    waited = sum(event.stall for event in world.of(StepCommitted))
+    assert waited > 10 * block
     predicted = sum(event.predicted_cost for event in taken)
-    assert predicted == pytest.approx(meter.swap_stall, rel=0.1)
+    assert predicted == pytest.approx(waited, rel=0.1)
 
 
 def test_what_a_step_computes_hides_moves_and_what_else_it_takes_does_not():

@@ -91,6 +91,38 @@ def test_an_entitled_waiter_gets_a_slot_of_a_full_batch():
     world.check_idle()
 
 
+def test_a_flow_whose_turn_it_is_not_waits_for_its_share_on_the_record():
+    """`b` comes in at what `a` has been served; once `a` has had more, it is the turn of `b`."""
+    world = World(config(max_running=1, policy=fair(10_000.0)))
+    world.submit("a", 50, 6)
+    world.step()
+    (second,) = world.submit("a", 10, 1)
+    world.step()
+    (other,) = world.submit("b", 10, 2)
+    world.run()
+    told = [(e.flow, e.cause, e.sequence) for e in world.of(FlowStalled)]
+    assert told == [
+        (("a",), Stall.SLOTS, second),
+        (("b",), Stall.SHARE, other),
+        (("a",), Stall.SHARE, second),
+        (("b",), Stall.SLOTS, other),
+        (("b",), None, None),
+        (("a",), Stall.SLOTS, second),
+        (("a",), None, None),
+    ]
+
+
+def test_a_flow_that_comes_to_wait_behind_another_waits_for_its_share_on_the_record():
+    world = World(config(max_running=1, policy=fair(10_000.0)))
+    world.submit("a", 50, 6)
+    world.submit("b", 10, 1)
+    world.step()
+    (late,) = world.submit("a", 10, 1)
+    world.step()
+    last = world.of(FlowStalled)[-1]
+    assert (last.flow, last.cause, last.sequence) == (("a",), Stall.SHARE, late)
+
+
 @pytest.mark.parametrize("pause", [True, False])
 @pytest.mark.parametrize("host_blocks", [0, 100])
 def test_two_equal_requests_do_not_take_turns_in_preempting_each_other(pause, host_blocks):

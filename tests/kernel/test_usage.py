@@ -1,6 +1,7 @@
 """The usage of every account, folded step by step, against what the kernel says it did."""
 
 from collections import Counter
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 from engine.core.commands import Abort, Finish
 from engine.core.preempt import preempt
 from engine.sim.asynchronous import AsynchronousExecutor
+from engine.sim.profile import A10G_LLAMA2_7B, HostLink
 from telemetry.events import (
     Cause,
     PreemptReason,
@@ -48,9 +50,10 @@ class Metered(World):
     st.integers(1, 6),  # slots
     st.sampled_from([1, 2]),  # steps in flight
     st.booleans(),  # prefix cache
+    st.sampled_from([0, 20]),  # host blocks
 )
 def test_the_accounts_add_up_to_what_the_kernel_did(
-    actions, policy, blocks, slots, in_flight, prefix_cache
+    actions, policy, blocks, slots, in_flight, prefix_cache, host_blocks
 ):
     kernel = config(
         num_blocks=blocks,
@@ -59,8 +62,9 @@ def test_the_accounts_add_up_to_what_the_kernel_did(
         max_in_flight=in_flight,
         prefix_cache=prefix_cache,
         policy=policy,
+        host_blocks=host_blocks,
     )
-    world = Metered(kernel)
+    world = Metered(kernel, profile=replace(A10G_LLAMA2_7B, link=HostLink(2e8, overlap=False)))
     play(world, actions)
     ends = world.of(SequenceEnded)
     for tenant in "abc":

@@ -155,14 +155,14 @@ def test_a_log_that_breaks_off_is_repeated_as_far_as_it_goes(tmp_path):
         (b"", "its first line is not a header"),
         (b"hello\n", "its first line is not a header"),
         (b'{"event":"FlowStalled"}\n', "its first line is not a header"),
-        (b'{"log":"watermaster command log","format":99}\n', "format 99, .* reads format 2"),
+        (b'{"log":"watermaster command log","format":99}\n', "format 99, .* reads format 3"),
         (
-            b'{"log":"watermaster command log","format":2,"kernel":{"num_blocks":4,"warp":9}}\n',
+            b'{"log":"watermaster command log","format":3,"kernel":{"num_blocks":4,"warp":9}}\n',
             "has a field 'warp' that is not known here",
         ),
-        (b'{"log":"watermaster command log","format":2,"kernel":{}}\n', "lacks the field"),
+        (b'{"log":"watermaster command log","format":3,"kernel":{}}\n', "lacks the field"),
         (
-            b'{"log":"watermaster command log","format":2,"kernel":{"num_blocks":0}}\n',
+            b'{"log":"watermaster command log","format":3,"kernel":{"num_blocks":0}}\n',
             "num_blocks must be at least 1",
         ),
     ],

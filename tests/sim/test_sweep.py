@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from engine.sim.jitter import JitteredProfile
-from engine.sim.profile import A10G_LLAMA2_7B, StepShape
+from engine.sim.profile import A10G_LLAMA2_7B, StepShape, stall
 from gateway.cli import main
 from loadgen.data import DataFolder
 from loadgen.goodput import goodput
@@ -198,11 +198,14 @@ def test_rework_is_what_steps_would_have_been_spared():
     meter.duration(StepShape(prefill_tokens=40, **decode))
     meter.committed(40)  # without it the step would not have prefilled at all
     assert meter.recompute == pytest.approx((0.21314 * 80 + 35.84) * 1e6, abs=4)
-    assert meter.swap_stall == 0
-    meter.duration(StepShape(tokens_out=1000, **decode))
+    before = meter.recompute
+    moving = StepShape(tokens_out=1000, **decode)
+    meter.duration(moving)
     meter.committed(0)
-    stall = 1e3 * 1000 * 524_288 / 12e9 - (16.295 + 0.245)
-    assert meter.swap_stall == pytest.approx(stall * 1e6, abs=2)
+    assert meter.recompute == before
+    waiting = 1e3 * 1000 * 524_288 / 12e9 - (16.295 + 0.245)
+    assert stall(meter, moving) == pytest.approx(waiting * 1e6, abs=2)
+    assert stall(meter, StepShape(**decode)) == 0
 
 
 def run_command(*args: str):
