@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from gateway.admin_schema import KeyChanges, NewKey, NewTenant, Rotation, TenantSettings
@@ -18,6 +18,7 @@ from gateway.auth import presented_key
 from gateway.body import read_body
 from gateway.errors import ApiError, Reason
 from gateway.state import Gateway
+from gateway.usage import report_of_all
 from gateway.wire import Wire, json_object, validated
 from tenants.model import InvalidRecord, Tenant
 from tenants.store import (
@@ -30,11 +31,11 @@ from tenants.store import (
 )
 
 BODY_BYTES = 16 << 10
-PAGE = 100  # tenants in an answer, unless fewer are asked for
+PAGE = 100  # tenants or keys in an answer, unless fewer are asked for
 
 logger = logging.getLogger("watermaster")
 
-Handler = Callable[[Store, Request], Awaitable[JSONResponse]]
+Handler = Callable[[Store, Request], Awaitable[Response]]
 WireT = TypeVar("WireT", bound=Wire)
 
 
@@ -55,15 +56,14 @@ class Admin:
             self._route(key, "PATCH", self.update_key),
             self._route(f"{key}/rotate", "POST", self.rotate_key),
             self._route(f"{key}/revoke", "POST", self.revoke_key),
+            self._route("/admin/usage", "GET", self.usage),
         ]
 
     async def list_tenants(self, store: Store, request: Request) -> JSONResponse:
         """A page of tenants, by id; `next` is the `after` of the following one."""
-        most = _page_size(request.query_params.get("limit", str(PAGE)))
-        found = await store.list_tenants(request.query_params.get("after", ""), most + 1)
-        page = [asdict(tenant) for tenant in found[:most]]
-        following = page[-1]["id"] if len(found) > most else None
-        return JSONResponse({"object": "list", "data": page, "next": following})
+        after, most = _page(request)
+        found = await store.list_tenants(after, most + 1)
+        return _listed([asdict(tenant) for tenant in found], most, "id")
 
     async def create_tenant(self, store: Store, request: Request) -> JSONResponse:
         """Add a tenant."""
@@ -82,9 +82,10 @@ class Admin:
         return _tenant("changed", changed)
 
     async def list_keys(self, store: Store, request: Request) -> JSONResponse:
-        """A tenant's keys, the oldest first, those that ended lately included."""
-        found = await store.list_keys(request.path_params["tenant"])
-        return JSONResponse({"object": "list", "data": [key.describe() for key in found]})
+        """A page of a tenant's keys, by public id, those that ended lately included."""
+        after, most = _page(request)
+        found = await store.list_keys(request.path_params["tenant"], after, most + 1)
+        return _listed([key.describe() for key in found], most, "public_id")
 
     async def create_key(self, store: Store, request: Request) -> JSONResponse:
         """Issue a key. `key` of the answer is told this once."""
@@ -113,8 +114,12 @@ class Admin:
         _log("key revoked", key.public_id)
         return JSONResponse(key.describe())
 
+    async def usage(self, _: Store, request: Request) -> Response:
+        """What all tenants used."""
+        return await report_of_all(self._gateway, request)
+
     def _route(self, path: str, method: str, handler: Handler) -> Route:
-        async def endpoint(request: Request) -> JSONResponse:
+        async def endpoint(request: Request) -> Response:
             with _refusals():
                 store = self._gateway.access.store
                 await _authenticate(store, request)
@@ -166,13 +171,21 @@ def _sentence(error: Exception) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def _page_size(text: str) -> int:
+def _listed(found: list[dict[str, object]], most: int, name: str) -> JSONResponse:
+    """A page of `found`, which has one more if there is another; `next` is its `after`."""
+    following = found[most - 1][name] if len(found) > most else None
+    return JSONResponse({"object": "list", "data": found[:most], "next": following})
+
+
+def _page(request: Request) -> tuple[str, int]:
+    """Behind what the page begins, and its size. Raises ApiError 400."""
+    text = request.query_params.get("limit", str(PAGE))
     size = int(text) if text.isascii() and text.isdigit() and len(text) < 5 else 0
     if not 1 <= size <= PAGE:
         raise ApiError(
             Reason.INVALID_VALUE, f"'limit' must be a number from 1 to {PAGE}.", param="limit"
         )
-    return size
+    return request.query_params.get("after", ""), size
 
 
 def _tenant(what: str, tenant: Tenant, status: int = 200) -> JSONResponse:

@@ -255,7 +255,8 @@ OPERATIONS: Mapping[str, tuple[Example, ...]] = {
         _get(
             "/admin/tenants/acme/keys",
             _ADMIN,
-            '{"object": "list", "data": [{"public_id": "…", "tenant": "acme", "…": "…"}]}',
+            '{"object": "list", "data": [{"public_id": "…", "tenant": "acme", "…": "…"}],'
+            ' "next": null}',
         ),
     ),
     "GET /admin/keys/{key}": (_get("/admin/keys/$ID", _ADMIN, _ISSUED % ("false", "false", "")),),
@@ -286,6 +287,21 @@ OPERATIONS: Mapping[str, tuple[Example, ...]] = {
         Example(
             f"curl -s -X POST $URL/admin/keys/$ID/revoke {_ADMIN}",
             '{"public_id": "…", "tenant": "acme", "revoked": true, "…": "…"}',
+        ),
+    ),
+    "GET /admin/usage": (
+        _get(
+            "/admin/usage?by=tenant",
+            _ADMIN,
+            """{
+  "object": "usage", "tenant": null, "from": "…", "to": "…", "by": ["tenant"],
+  "data": [{"tenant": "…", "requests": "…", "output_tokens": "…", "money": "…", "…": "…"}]
+}""",
+        ),
+        _get(
+            "/admin/usage?by=day\\&tenant=acme\\&format=csv",
+            _ADMIN,
+            "day,requests,prompt_tokens,cached_tokens,output_tokens,…,device_seconds,money",
         ),
     ),
     "GET /health": (_get("/health", "", '{"status": "ok", "models": {"…": "…"}}'),),

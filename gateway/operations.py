@@ -128,11 +128,17 @@ _TENANT, _KEY = "/tenants/{tenant}", "/keys/{key}"
 _TENANT_MEMBERS = ("id", "weight", "disabled", "created")
 _KEY_MEMBERS = ("public_id", "tenant", "scopes", "models", "expires", "disabled", "revoked")
 _ENDED = frozenset({Reason.NOT_FOUND, Reason.KEY_NOT_ACTIVE})
-_PAGE = {
-    "limit": ({"type": "integer", "minimum": 1, "maximum": 100}, "Most tenants in the answer."),
-    "after": ({"type": "string"}, "Only tenants whose ids come after this one."),
-}
 _TEXT: Json = {"type": "string"}
+
+
+def _page(what: str) -> Mapping[str, tuple[Json, str]]:
+    most: Json = {"type": "integer", "minimum": 1, "maximum": 100}
+    return {
+        "limit": (most, f"Most {what} in the answer."),
+        "after": (_TEXT, f"Only {what} whose ids come after this one; `next` of the page before."),
+    }
+
+
 _USAGE = {
     "from": (_TEXT, "A date, an RFC 3339 time or Unix seconds; absent: 30 days ago."),
     "to": (_TEXT, "Likewise, not included; absent: now. Hours count if they overlap the time."),
@@ -229,7 +235,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "List tenants, a page at a time.",
         ("object", "data", "next"),
         _VALUE,
-        query=_PAGE,
+        query=_page("tenants"),
     ),
     _admin("GET", _TENANT, "Show a tenant.", _TENANT_MEMBERS, _ABSENT),
     _admin(
@@ -251,7 +257,14 @@ OPERATIONS: tuple[Operation, ...] = (
         body_optional=True,
         status=201,
     ),
-    _admin("GET", f"{_TENANT}/keys", "List the tenant's keys.", ("object", "data"), _ABSENT),
+    _admin(
+        "GET",
+        f"{_TENANT}/keys",
+        "List the tenant's keys, a page at a time.",
+        ("object", "data", "next"),
+        _ABSENT | _VALUE,
+        query=_page("keys"),
+    ),
     _admin("GET", _KEY, "Show a key.", _KEY_MEMBERS, _ABSENT),
     _admin(
         "PATCH",
@@ -273,6 +286,19 @@ OPERATIONS: tuple[Operation, ...] = (
         status=201,
     ),
     _admin("POST", f"{_KEY}/revoke", "End a key for good.", _KEY_MEMBERS, _ABSENT),
+    _admin(
+        "GET",
+        "/usage",
+        "Tell what all tenants used, by tenant, key, model, day or hour, as JSON or CSV.",
+        ("object", "tenant", "from", "to", "by", "data"),
+        _VALUE | {Reason.UNKNOWN_PARAMETER},
+        query={
+            **_USAGE,
+            "tenant": (_TEXT, "A tenant."),
+            "by": (_TEXT, "Out of tenant, key, model, day and hour; absent: tenant,key,model."),
+        },
+        also="text/csv",
+    ),
     _probe("/health", "Whether the process is worth keeping; 503 if not.", "status", "models"),
     _probe(
         "/ready",

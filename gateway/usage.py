@@ -1,7 +1,7 @@
-"""`GET /v1/usage`: what one's own tenant used, from the ledger, as JSON or CSV."""
+"""`GET /v1/usage` and `GET /admin/usage`: what a tenant or all used, from the ledger."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -28,6 +28,8 @@ MOST_LINES = 10_000
 FORMATS = ("json", "csv")
 OWN_GROUPS = GROUPS[1:]  # the tenant is one's own
 PARAMETERS = ("from", "to", "key", "model", "by", "format")
+OF_ALL = ("tenant", *PARAMETERS)
+BY_DEFAULT = "tenant,key,model"  # of all tenants
 
 
 class UsageRoute:
@@ -38,39 +40,52 @@ class UsageRoute:
         """Everything that this server has handed out is in it, unless the store is away."""
         gateway = self._gateway
         principal = await admit(Call.of(request.scope), gateway, READ)
-        question = read(request, principal.tenant.id)
-        form = _format(request)
-        try:
-            await gateway.ledger.catch_up()
-            lines = await answer(gateway.ledger.store, question, MOST_LINES)
-        except StoreUnavailable:
-            raise ApiError(
-                Reason.STORE_UNAVAILABLE, "Usage cannot be read; retry after the time given."
-            ) from None
-        except TooManyLinesError as error:
-            raise ApiError(
-                Reason.INVALID_VALUE,
-                f"T{str(error)[1:]}: ask for less time or by less.",
-                param="by",
-            ) from None
-        if form == "csv":
-            return Response(as_csv(question.by, lines), media_type="text/csv")
-        return JSONResponse(as_json(question, lines))
+        wanted = _parameters(request, PARAMETERS)
+        return await _report(gateway, request, read(wanted, OWN_GROUPS, principal.tenant.id))
 
 
-def read(request: Request, tenant: str) -> Question:
+async def report_of_all(gateway: Gateway, request: Request) -> Response:
+    """For the operator: of every tenant, or of the one that is named."""
+    wanted = {"by": BY_DEFAULT, **_parameters(request, OF_ALL)}
+    return await _report(gateway, request, read(wanted, GROUPS, wanted.get("tenant")))
+
+
+def read(wanted: Mapping[str, str], groups: Sequence[str], tenant: str | None) -> Question:
     """What the caller asks for. Raises ApiError 400."""
-    given = request.query_params
-    for name in given:
-        if name not in PARAMETERS:
+    try:
+        return read_question(wanted, int(time.time()), groups, tenant)
+    except InvalidQuestionError as error:
+        raise ApiError(Reason.INVALID_VALUE, str(error), param=error.name) from None
+
+
+async def _report(gateway: Gateway, request: Request, question: Question) -> Response:
+    form = _format(request)
+    try:
+        await gateway.ledger.catch_up()
+        lines = await answer(gateway.ledger.store, question, MOST_LINES)
+    except StoreUnavailable:
+        raise ApiError(
+            Reason.STORE_UNAVAILABLE, "Usage cannot be read; retry after the time given."
+        ) from None
+    except TooManyLinesError as error:
+        raise ApiError(
+            Reason.INVALID_VALUE,
+            f"T{str(error)[1:]}: ask for less time or by less.",
+            param="by",
+        ) from None
+    if form == "csv":
+        return Response(as_csv(question.by, lines), media_type="text/csv")
+    return JSONResponse(as_json(question, lines))
+
+
+def _parameters(request: Request, known: Sequence[str]) -> dict[str, str]:
+    """Those of the query. Raises ApiError 400 for one that is not `known`."""
+    for name in request.query_params:
+        if name not in known:
             raise ApiError(
                 Reason.UNKNOWN_PARAMETER, f"There is no parameter {name[:64]!r}.", param=name[:64]
             )
-    wanted = {name: given[name] for name in PARAMETERS[:-1] if name in given}
-    try:
-        return read_question(wanted, int(time.time()), OWN_GROUPS, tenant)
-    except InvalidQuestionError as error:
-        raise ApiError(Reason.INVALID_VALUE, str(error), param=error.name) from None
+    return dict(request.query_params)
 
 
 def as_json(question: Question, lines: Sequence[Line]) -> dict[str, object]:

@@ -33,6 +33,16 @@ from tenants.changes import CHANNEL, Change, read_change
 from tenants.connection import Connection, StoreError, StoreUnavailable
 from tenants.model import INFERENCE, ApiKey, InvalidRecord, Principal, Tenant
 from tenants.records import key_fields, key_of, tenant_fields, tenant_of
+from tenants.store_errors import (
+    AlreadyExists,
+    KeyNotActive,
+    NotFound,
+    SchemaMismatch,
+    check_answer,
+    created_of,
+    no_key,
+    no_tenant,
+)
 
 __all__ = [
     "AlreadyExists",
@@ -50,22 +60,6 @@ _KEY_SETTINGS = frozenset({"scopes", "models", "expires", "disabled"})
 _REMEMBERED = 90 * 86_400  # seconds a dead key is kept, to tell its callers why it is refused
 _PAGE = 500  # records read in one round trip
 _WRITE_ATTEMPTS = 20  # each failed one means that another writer got through
-
-
-class NotFound(StoreError):  # noqa: N818 - reads better without
-    """There is no such tenant or key."""
-
-
-class AlreadyExists(StoreError):  # noqa: N818 - reads better without
-    """The tenant id is taken."""
-
-
-class KeyNotActive(StoreError):  # noqa: N818 - reads better without
-    """A revoked or expired key cannot be changed or rotated, a disabled one not rotated."""
-
-
-class SchemaMismatch(StoreError):  # noqa: N818 - reads better without
-    """The store was written by a version of Watermaster that this one does not understand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +172,8 @@ class Store:
             [f"wm:tenant:{tenant_id}", f"wm:key:{public_id}", f"wm:tenant-keys:{tenant_id}"],
             [public_id, digest, end, str(_REMEMBERED), *_flat(key_fields(key))],
         )
-        _check_answer(answer, key)
-        return IssuedKey(raw, replace(key, created=_created(answer)))
+        check_answer(answer, key)
+        return IssuedKey(raw, replace(key, created=created_of(answer)))
 
     async def get_key(self, public_id: str) -> ApiKey:
         """Raises NotFound."""
@@ -187,18 +181,21 @@ class Store:
             lambda client: client.hgetall(f"wm:key:{public_id}")
         )
         if not record:
-            raise _no_key(public_id)
+            raise no_key(public_id)
         return key_of(public_id, record)
 
-    async def list_keys(self, tenant_id: str) -> tuple[ApiKey, ...]:
-        """The tenant's keys, the oldest first, dead ones included while remembered.
+    async def list_keys(
+        self, tenant_id: str, after: str = "", most: int | None = None
+    ) -> tuple[ApiKey, ...]:
+        """The tenant's keys whose public ids come after `after`, or the first `most` of them.
 
-        Raises NotFound.
+        In order of these ids, dead ones included while remembered. Raises NotFound.
         """
         await self._tenant_record(tenant_id)
-        ids = await self._members(f"wm:tenant-keys:{tenant_id}")
-        found = [key_of(name, record) for name, record in await self._records("wm:key:", ids)]
-        return tuple(sorted(found, key=lambda key: (key.created, key.public_id)))
+        members = await self._members(f"wm:tenant-keys:{tenant_id}")
+        ids = sorted(name for name in members if name > after)[:most]
+        records = await self._records("wm:key:", ids)
+        return tuple(key_of(name, record) for name, record in records)
 
     async def revoke_key(self, public_id: str) -> ApiKey:
         """End a key at once, within a second on every replica. Raises NotFound."""
@@ -209,7 +206,7 @@ class Store:
             [public_id, str(_REMEMBERED)],
         )
         if not found:
-            raise _no_key(public_id)
+            raise no_key(public_id)
         return replace(key, revoked=True)
 
     async def update_key(self, public_id: str, **changes: Any) -> ApiKey:
@@ -230,7 +227,7 @@ class Store:
             [f"wm:key:{public_id}", f"wm:tenant-keys:{key.tenant}"],
             [public_id, ends, str(_REMEMBERED), *_flat(named)],
         )
-        _check_answer(answer, key)
+        check_answer(answer, key)
         return key
 
     async def rotate_key(self, public_id: str, overlap: int = 0) -> IssuedKey:
@@ -247,8 +244,8 @@ class Store:
             [f"wm:key:{public_id}", f"wm:key:{new_id}", f"wm:tenant-keys:{old.tenant}"],
             [public_id, new_id, digest, str(overlap), str(_REMEMBERED)],
         )
-        _check_answer(answer, old)
-        key = replace(old, public_id=new_id, digest=digest, created=_created(answer))
+        check_answer(answer, old)
+        key = replace(old, public_id=new_id, digest=digest, created=created_of(answer))
         return IssuedKey(raw, key)
 
     async def follow(self, on_change: Callable[[Change], None]) -> None:
@@ -288,7 +285,7 @@ class Store:
             lambda client: client.hgetall(f"wm:tenant:{tenant_id}")
         )
         if not record:
-            raise _no_tenant(tenant_id)
+            raise no_tenant(tenant_id)
         return record
 
     async def _members(self, name: str) -> list[str]:
@@ -320,30 +317,3 @@ def _flat(fields: dict[str, str]) -> list[str]:
 
 def _pairs(flat: list[str]) -> dict[str, str]:
     return dict(zip(flat[::2], flat[1::2], strict=True))
-
-
-def _created(answer: str) -> int:
-    if answer == "EXISTS":
-        # 48 random bits met one of a million keys: four times in 10^9.
-        raise StoreUnavailable("the new key's public id is taken; try again")
-    return int(answer)
-
-
-def _check_answer(answer: str, key: ApiKey) -> None:
-    """Raise what a script's refusal to write `key` stands for."""
-    if answer == "NO_TENANT":
-        raise _no_tenant(key.tenant)
-    if answer == "NO_KEY":
-        raise _no_key(key.public_id)
-    if answer == "DEAD":
-        raise KeyNotActive(f"the key {key.public_id} is not active any more; create a new one")
-    if answer == "PAST":
-        raise InvalidRecord("expires", f"expires ({key.expires}) is in the past")
-
-
-def _no_tenant(tenant_id: str) -> NotFound:
-    return NotFound(f"there is no tenant {tenant_id!r}")
-
-
-def _no_key(public_id: str) -> NotFound:
-    return NotFound(f"there is no key {public_id!r}")

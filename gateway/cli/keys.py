@@ -75,10 +75,11 @@ def list_keys(tenant_id: str, config_file: Path | None, as_json: bool) -> None:
     """List a tenant's keys, by their public ids; secrets are not stored."""
     settings = load_config(config_file).settings
     found = with_store(settings.store, lambda store: store.list_keys(tenant_id))
+    oldest_first = sorted(found, key=lambda key: (key.created, key.public_id))
     if as_json:
-        print_json([key.describe() for key in found])
+        print_json([key.describe() for key in oldest_first])
     else:
-        print_table(_HEADER, [_row(key) for key in found])
+        print_table(_HEADER, [_row(key) for key in oldest_first])
 
 
 @keys.command()

@@ -116,6 +116,20 @@ def test_tenants_are_listed_a_page_at_a_time(server: LiveServer, admin: httpx.Cl
     assert {"gold", "bronze", "page-a"} <= {tenant["id"] for tenant in everyone["data"]}
 
 
+def test_keys_are_listed_a_page_at_a_time(server: LiveServer, admin: httpx.Client) -> None:
+    made(admin.post("/admin/tenants", json={"id": "many-keys"}), 201)
+    path = "/admin/tenants/many-keys/keys"
+    ids = sorted(made(admin.post(path), 201)["public_id"] for _ in range(5))
+    assert [key["public_id"] for key in made(admin.get(path))["data"]] == ids
+    seen, after = [], ""
+    while after is not None:
+        page = made(admin.get(path, params={"limit": 2, "after": after}))
+        seen.append([key["public_id"] for key in page["data"]])
+        after = page["next"]
+    assert seen == [ids[:2], ids[2:4], ids[4:]]
+    refused(admin.get(path, params={"limit": 101}), 400, "invalid_value")
+
+
 def test_every_setting_of_a_tenant_can_be_read_and_written(
     server: LiveServer, admin: httpx.Client
 ) -> None:

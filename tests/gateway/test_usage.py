@@ -121,6 +121,38 @@ def test_lines_by_what_is_asked_for_as_json_and_csv(server: LiveServer) -> None:
     assert row == {name: str(value) for name, value in line.items()}
 
 
+def usage_of_all(server: LiveServer, **parameters: str) -> httpx.Response:
+    with server.client("admin") as client:
+        return client.get("/admin/usage", params=parameters)
+
+
+def test_the_operator_is_told_of_all_tenants(server: LiveServer) -> None:
+    chat(server, "gold")
+    chat(server, "bronze")
+    answer = usage_of_all(server, by="tenant").json()
+    assert (answer["object"], answer["tenant"], answer["by"]) == ("usage", None, ["tenant"])
+    lines = {line.pop("tenant"): line for line in answer["data"]}
+    for tenant in ("gold", "bronze"):  # as each is told itself
+        assert lines[tenant] == usage(server, tenant, by="").json()["data"][0]
+    assert usage_of_all(server).json()["by"] == ["tenant", "key", "model"]
+    one = usage_of_all(server, tenant="bronze", by="key").json()
+    assert (one["tenant"], one["data"]) == (
+        "bronze",
+        usage(server, "bronze", by="key").json()["data"],
+    )
+    assert usage_of_all(server, tenant="nobody").json()["data"] == []
+    table = list(csv.DictReader(io.StringIO(usage_of_all(server, by="tenant", format="csv").text)))
+    assert {row["tenant"] for row in table} == set(lines)
+
+
+def test_nobody_else_is_told_of_all_tenants(server: LiveServer) -> None:
+    for key in ("gold", "reader"):
+        with server.client(key) as client:
+            assert client.get("/admin/usage").status_code == 401
+    refused = usage_of_all(server, since="2026-01-01")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "since")
+
+
 @pytest.mark.parametrize(
     ("parameters", "param"),
     [
