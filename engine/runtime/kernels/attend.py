@@ -1,0 +1,48 @@
+"""The inner loop of attention: keys and values of one KV head, read in place through a block table.
+
+Online softmax in base 2 (Milakov and Gimelshein 2018; FlashAttention-2, Dao 2023): scores come
+scaled by log2(e), so that exp2, which is what the hardware has, suffices.
+"""
+
+import triton
+import triton.language as tl
+
+from engine.runtime.kernels.launch import dot
+
+
+@triton.jit
+def visit(
+    q, top, total, mixed, cache, table, scale, place, begin, end, kv_head,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr,
+    KEYS: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Let queries `q` [rows, DIM] see positions [begin, end), each up to its `place` [rows].
+
+    `top`, `total` [rows] and `mixed` [rows, DIM] are the largest score, the softmax's sum and the
+    mixed values so far; returns them brought forward. Without MASKED, `end - begin` is a multiple
+    of KEYS and every row sees all. What no position has written is neither read nor multiplied.
+    """
+    dim = tl.arange(0, DIM)
+    for key in range(begin, end, KEYS):
+        position = key + tl.arange(0, KEYS)
+        known = dim[None, :] < HEAD_DIM
+        if MASKED:
+            seen = position < end
+            known = known & seen[:, None]
+            block = tl.load(table + position // BLOCK, mask=seen, other=0).to(tl.int64)
+        else:
+            block = tl.load(table + position // BLOCK).to(tl.int64)
+        cell = ((block * 2 * KV_HEADS + kv_head) * BLOCK + position % BLOCK) * HEAD_DIM
+        keys = cache + cell[:, None] + dim[None, :]
+        k = tl.load(keys, mask=known, other=0.0)
+        v = tl.load(keys + KV_HEADS * BLOCK * HEAD_DIM, mask=known, other=0.0)
+        score = dot(q, tl.trans(k.to(q.dtype))) * scale
+        if MASKED:
+            score = tl.where(position[None, :] <= place[:, None], score, float("-inf"))
+        higher = tl.maximum(top, tl.max(score, 1))
+        shrink = tl.exp2(top - higher)
+        p = tl.exp2(score - higher[:, None])
+        total = total * shrink + tl.sum(p, 1)
+        mixed = mixed * shrink[:, None] + dot(p.to(q.dtype), v.to(q.dtype))
+        top = higher
+    return top, total, mixed

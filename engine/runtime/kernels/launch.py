@@ -1,0 +1,52 @@
+"""One launch of a kernel as data: it can be run, or compiled ahead of time for a card elsewhere."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# The interpreter's tl.dot reads bfloat16's bits as integers (Triton 3.6 to 3.9), so products run in
+# float32 there. Read when the kernels are defined, as @triton.jit itself does.
+INTERPRETED: bool = triton.knobs.runtime.interpret
+UPCAST = tl.constexpr(INTERPRETED)
+
+LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """`kernel[grid](*args, **meta)`; `meta` holds the constexpr arguments and the options."""
+
+    kernel: Any  # triton.JITFunction, or its interpreted twin
+    grid: tuple[int, ...]
+    args: tuple[Tensor | int | float, ...]
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    def run(self) -> None:
+        self.kernel[self.grid](*self.args, **self.meta)
+
+
+@triton.jit
+def dot(a, b):
+    """Product accumulated in float32; float32 operands are multiplied exactly, not as TF32."""
+    if UPCAST:
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    return tl.dot(a, b, input_precision="ieee")
+
+
+def contiguous_last(**tensors: Tensor) -> None:
+    """ValueError for a tensor whose last dimension is strided."""
+    for name, tensor in tensors.items():
+        if tensor.stride(-1) != 1:
+            raise ValueError(f"{name} must be contiguous in its last dimension")
+
+
+def multiprocessors(device: torch.device) -> int:
+    """How many of its cores a grid must fill; 1 where kernels are interpreted."""
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
