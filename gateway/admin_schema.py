@@ -15,6 +15,7 @@ _TYPES: dict[Kind, Any] = {
     Kind.FLAG: bool,
     Kind.WEIGHT: float,
     Kind.COUNT: int,
+    Kind.PRIORITY: int,
     Kind.MONEY: float,
 }
 

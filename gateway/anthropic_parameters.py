@@ -36,7 +36,11 @@ MESSAGES = (
     honoured("temperature", "0 to 1, default 1; 0 is greedy."),
     honoured("top_p", "0 to 1, default 1."),
     honoured("top_k", "0 or more, default 0, which is off."),
-    ignored("metadata", "`user_id` too: tenants are told apart by their keys."),
+    honoured(
+        "metadata",
+        "`user_id`: whom the call is for, up to 512 characters. Where a tenant's `domain` is"
+        " `user`, its share is divided between them.",
+    ),
     ignored("service_tier", "The tenant's weight decides."),
     refused("cache_control", _CACHE),
     refused("container", _HOSTED),
@@ -60,6 +64,8 @@ MESSAGE = (
     ),
 )
 
+METADATA = (honoured("user_id", "Whom the call is for."),)
+
 TEXT_BLOCK = (
     honoured("type", "`text`.", nullable=False),
     honoured("text", "A string.", nullable=False),
@@ -71,6 +77,7 @@ _TABLES = (
     ("`POST /v1/messages`", MESSAGES),
     ("A message", MESSAGE),
     ("A text block", TEXT_BLOCK),
+    ("`metadata`", METADATA),
 )
 _INTRODUCTION = """\
 # Anthropic parameters

@@ -6,7 +6,7 @@ from typing import ClassVar
 from engine.core.plan import TokenLogprob
 from engine.runtime.text.codec import TextCodec
 from gateway.choices import Delta
-from gateway.openai_answer import OpenAIWriter
+from gateway.openai_answer import OpenAIWriter, ending
 from gateway.schema import ChatRequest, parse_chat
 from gateway.shape import Prepared
 from gateway.state import ServedModel
@@ -37,7 +37,7 @@ class ChatShape:
             "index": deltas[0].index,
             "message": {"role": "assistant", "content": text, "refusal": None},
             "logprobs": _logprobs(model.codec, deltas),
-            "finish_reason": deltas[-1].finish_reason,
+            **ending(deltas[-1]),
         }
 
     def chunk(self, model: ServedModel, delta: Delta) -> dict[str, object]:
@@ -50,7 +50,7 @@ class ChatShape:
             "index": delta.index,
             "delta": content,
             "logprobs": _logprobs(model.codec, (delta,)),
-            "finish_reason": delta.finish_reason,
+            **ending(delta),
         }
 
 

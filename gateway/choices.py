@@ -12,6 +12,7 @@ from engine.core.plan import TokenLogprob
 from engine.runtime.text.codec import TextCodec
 from engine.runtime.text.stream import TextStream
 from gateway.outcomes import FINISH_REASONS
+from telemetry.events import Cause
 
 
 class Finishable(Protocol):
@@ -35,6 +36,7 @@ class Delta:
     logprobs: Sequence[TokenLogprob] = ()
     finish_reason: str | None = None
     stop_string: str | None = None  # the one that was found, with the end
+    partial: bool = False  # it ended at its deadline, with the end
 
     @property
     def worth_sending(self) -> bool:
@@ -101,8 +103,12 @@ class Choice:
             delta.text += self._text.flush()
             delta.finish_reason = self.finish_reason
             delta.stop_string = self._text.stopped_by
+            delta.partial = self.finished is not None and self._cut_short(self.finished)
         self._began = self._began or bool(output.tokens) or delta.finish_reason is not None
         return delta
+
+    def _cut_short(self, end: Finished) -> bool:
+        return self.stopped_at is None and end.cause is Cause.PARTIAL
 
     def _keep_logprobs(self, delta: Delta, output: Output) -> None:
         if not output.logprobs:

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from gateway.choices import Delta, characters
 from gateway.errors import ApiError, Reason
-from gateway.openai_answer import OpenAIWriter
+from gateway.openai_answer import OpenAIWriter, ending
 from gateway.schema import CompletionRequest, parse_completion
 from gateway.shape import Prepared
 from gateway.state import ServedModel
@@ -37,7 +37,7 @@ class CompletionShape:
             "index": deltas[0].index,
             "text": "".join(delta.text for delta in deltas),
             "logprobs": _logprobs(model, deltas),
-            "finish_reason": deltas[-1].finish_reason,
+            **ending(deltas[-1]),
         }
 
     def chunk(self, model: ServedModel, delta: Delta) -> dict[str, object]:

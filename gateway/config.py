@@ -161,7 +161,8 @@ class PolicySettings(Section):
     `priority`."""
 
     domain: Literal[DOMAINS] = "tenant"  # type: ignore[valid-type]
-    """Between whom a tenant's share is divided: nobody, its keys, its tasks (`x-task-id`), or the
+    """Between whom a tenant's share is divided: nobody, its keys, the users that its calls name
+    (`user`, `safety_identifier`, `metadata.user_id`), its tasks (`x-task-id`), or the
     runs of its tasks (`x-run-id`). Tenants always share by weight, so splitting up buys nothing."""
 
     max_lag: Annotated[float, Field(gt=0)] = 1024.0

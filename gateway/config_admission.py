@@ -7,7 +7,7 @@ from pydantic import Field
 from gateway.config_section import Section
 from policies.admission import AdmissionConfig
 from policies.promises import PromiseConfig
-from tenants.choices import CHOICES, MODES
+from tenants.choices import CHOICES, EXPIRIES, MODES
 
 
 class AdmissionSettings(Section):
@@ -24,6 +24,11 @@ class AdmissionSettings(Section):
     shorter output (`degrade`), taken in for what is done by then (`partial`) or anyway
     (`accept`), or asked of `model.fallback` (`route`). A tenant may have its own
     (`tenants update --on-infeasible`)."""
+
+    on_expiry: Literal[EXPIRIES] = "fail"  # type: ignore[valid-type]
+    """What becomes of an answer that has begun when its deadline passes: an error (`fail`), or a
+    complete answer of what there is, marked `partial`. A tenant may have its own
+    (`tenants update --on-expiry`)."""
 
     length_quantile: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """Share of a tenant's outputs that are no longer than what must fit before a deadline."""
@@ -65,6 +70,7 @@ class AdmissionSettings(Section):
         return AdmissionConfig(
             mode=self.mode,
             on_infeasible=self.on_infeasible,
+            on_expiry=self.on_expiry,
             length_quantile=self.length_quantile,
             waiting_share=self.waiting_share,
             density=self.density,

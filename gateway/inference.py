@@ -208,7 +208,7 @@ def _request(prepared: Prepared, admission: Admission, domain: str) -> Generatio
     tenant = admission.principal.tenant
     return GenerationRequest(
         lineage=admission.lineage,
-        flow=flow_of(admission.principal, admission.lineage, domain),
+        flow=flow_of(admission.principal, admission.lineage, domain, prepared.request.end_user),
         prompt=prepared.prompt,
         n=prepared.request.n,
         max_tokens=prepared.max_tokens,
@@ -220,6 +220,7 @@ def _request(prepared: Prepared, admission: Admission, domain: str) -> Generatio
         tpot_target=None if tenant.tpot_target_ms is None else tenant.tpot_target_ms / 1000,
         admission=tenant.admission,
         on_infeasible=tenant.on_infeasible,
+        on_expiry=tenant.on_expiry,
         claims=admission.comeback.names,
         retry=admission.comeback.retry,
     )

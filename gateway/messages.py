@@ -109,4 +109,5 @@ def _stop(last: Delta) -> dict[str, object]:
     assert last.finish_reason is not None
     found = last.stop_string
     reason = _STOP_REASONS[last.finish_reason] if found is None else "stop_sequence"
-    return {"stop_reason": reason, "stop_sequence": found}
+    partial = {"partial": True} if last.partial else {}
+    return {"stop_reason": reason, "stop_sequence": found, **partial}

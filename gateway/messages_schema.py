@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from gateway import anthropic_parameters, parameters
 from gateway.errors import ApiError, Reason
-from gateway.schema import ChatRequest, Message
+from gateway.schema import ChatRequest, EndUser, Message
 from gateway.wire import (
     MAX_MESSAGES,
     MAX_STOPS,
@@ -24,6 +24,7 @@ from gateway.wire import (
 
 _MESSAGES = parameters.by_name(anthropic_parameters.MESSAGES)
 _MESSAGE = parameters.by_name(anthropic_parameters.MESSAGE)
+_METADATA = parameters.by_name(anthropic_parameters.METADATA)
 _TEXT_BLOCK = parameters.by_name(anthropic_parameters.TEXT_BLOCK)
 
 
@@ -69,6 +70,15 @@ class Turn(Wire):
         return selected(value, _MESSAGE, "messages[].")
 
 
+class Metadata(Wire):
+    user_id: EndUser | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _select(cls, value: Any) -> Any:
+        return selected(value, _METADATA, "metadata.")
+
+
 class MessagesRequest(Wire):
     """Defaults are Anthropic's."""
 
@@ -85,6 +95,7 @@ class MessagesRequest(Wire):
     temperature: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 1.0
     top_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 1.0
     top_k: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    metadata: Metadata = Metadata()
 
     @model_validator(mode="after")
     def _ends_before_the_answer(self) -> "MessagesRequest":
@@ -109,6 +120,7 @@ class MessagesRequest(Wire):
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
+            user=self.metadata.user_id,
         )
 
 

@@ -18,6 +18,12 @@ def spell_usage(usage: Usage) -> Value:
     }
 
 
+def ending(last: Delta) -> dict[str, object]:
+    """How a choice ended, or that it goes on. `partial` is ours, and there where it is true."""
+    partial = {"partial": True} if last.partial else {}
+    return {"finish_reason": last.finish_reason, **partial}
+
+
 class ChoiceSpelling(Protocol):
     """What the endpoints do differently: the choices in the envelope."""
 

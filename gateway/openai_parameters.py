@@ -8,6 +8,9 @@ import sys
 
 from gateway.parameters import honoured, ignored, refused, render_page
 
+_END_USER = (
+    "Whom the call is for. Where a tenant's `domain` is `user`, its share is divided between them."
+)
 # What both endpoints share.
 _MODEL = honoured(
     "model",
@@ -29,7 +32,7 @@ _SAMPLING = (
         "stream_options",
         "`include_usage` is honoured, `include_obfuscation` ignored; only with `stream`.",
     ),
-    ignored("user", "Tenants are told apart by their keys."),
+    honoured("user", f"{_END_USER} Up to 512 characters."),
 )
 _MAX_TOKENS = (
     "At least 1, and it must fit the context with the prompt. null is refused: leave it out."
@@ -61,7 +64,7 @@ CHAT = (
     *_EXTENSIONS,
     ignored("metadata", "Nothing is stored."),
     ignored("prompt_cache_key", "Prefixes are found by content."),
-    ignored("safety_identifier", "Tenants are told apart by their keys."),
+    honoured("safety_identifier", f"{_END_USER} Goes before `user`."),
     ignored("service_tier", "The tenant's weight decides."),
     refused("audio", _TEXT_ONLY),
     refused("function_call", _NO_TOOLS, "none", "auto"),

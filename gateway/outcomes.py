@@ -7,7 +7,12 @@ from gateway.errors import TABLE, ApiError
 from gateway.retry_after import predicted
 from telemetry.events import Cause
 
-FINISH_REASONS = {Cause.STOP: "stop", Cause.STOP_STRING: "stop", Cause.LENGTH: "length"}
+FINISH_REASONS = {
+    Cause.STOP: "stop",
+    Cause.STOP_STRING: "stop",
+    Cause.LENGTH: "length",
+    Cause.PARTIAL: "length",
+}
 
 # Refused at the door: the engine has done nothing that could be counted.
 NEVER_QUEUED = frozenset(

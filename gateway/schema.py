@@ -78,6 +78,7 @@ def _one_prompt(value: Any) -> Any:
 
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+EndUser = Annotated[str, Field(max_length=512)]
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 
 
@@ -143,11 +144,17 @@ class GenerationParameters(Wire):
     min_tokens: Annotated[int, Field(ge=0, lt=2**31)] = 0
     ignore_eos: bool = False
     max_tokens: Tokens | None = None
+    user: EndUser | None = None
 
     @property
     def output_limit(self) -> int | None:
         """Output tokens asked for, for each choice; None leaves it to the server."""
         return self.max_tokens
+
+    @property
+    def end_user(self) -> str | None:
+        """Whom the tenant makes the call for, in its own words."""
+        return self.user or None
 
     @property
     def include_usage(self) -> bool:
@@ -165,12 +172,17 @@ class GenerationParameters(Wire):
 class ChatRequest(GenerationParameters):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_completion_tokens: Tokens | None = None
+    safety_identifier: EndUser | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
     @property
     def output_limit(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def end_user(self) -> str | None:
+        return self.safety_identifier or self.user or None
 
     @property
     def alternatives(self) -> int | None:

@@ -14,7 +14,7 @@ from itertools import accumulate
 from math import inf
 
 from policies.promises import PromiseConfig
-from tenants.choices import CHOICES, MODES, OnInfeasible
+from tenants.choices import CHOICES, EXPIRIES, MODES, OnExpiry, OnInfeasible
 
 MIN_ARRIVALS = 20  # below, no load can be told
 
@@ -40,7 +40,7 @@ class Ground(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AdmissionConfig:
-    """`mode` and `on_infeasible` hold for tenants that choose nothing else.
+    """`mode`, `on_infeasible` and `on_expiry` hold for tenants that choose nothing else.
 
     `length_quantile` is the share of outputs that are at most as long as what must fit before a
     completion deadline: low, since callers know better than we how much they ask for.
@@ -57,6 +57,7 @@ class AdmissionConfig:
 
     mode: str = "feasible"
     on_infeasible: str = OnInfeasible.REJECT.value
+    on_expiry: str = OnExpiry.FAIL.value
     length_quantile: float = 0.1
     waiting_share: float = 0.05
     density: float = 0.9
@@ -74,6 +75,9 @@ class AdmissionConfig:
         if self.on_infeasible not in CHOICES:
             names = ", ".join(CHOICES)
             raise ValueError(f"on_infeasible must be one of {names}, not {self.on_infeasible!r}")
+        if self.on_expiry not in EXPIRIES:
+            names = ", ".join(EXPIRIES)
+            raise ValueError(f"on_expiry must be one of {names}, not {self.on_expiry!r}")
         if not 0 < self.length_quantile < 1:
             raise ValueError(f"length_quantile must be in (0, 1), not {self.length_quantile}")
         if not 0 <= self.waiting_share <= 1:

@@ -31,6 +31,7 @@ class Cause(StrEnum):
     SLOW_READER = "slow_reader"  # the caller did not read its stream
     SHUTDOWN = "shutdown"  # the grace period of a drain ended
     DEADLINE = "deadline_exceeded"  # the deadline passed
+    PARTIAL = "partial"  # it passed, and the tenant takes what there was by then
     FIRST_TOKEN_DEADLINE = "first_token_deadline_exceeded"  # passed before any token
     QUEUE_FULL = "queue_full"  # the tenant's own queue is at its cap
     SATURATED = "saturated"  # the queue of the whole engine is at its cap

@@ -21,8 +21,17 @@ class OnInfeasible(StrEnum):
     ROUTE = "route"  # ask the fallback model
 
 
-# Between whom a tenant's share is divided equally: nobody, its keys, its tasks, or their runs.
-DOMAINS = ("tenant", "key", "task", "run")
+class OnExpiry(StrEnum):
+    """What a tenant wants done with an answer that has begun when its deadline passes."""
+
+    FAIL = "fail"  # an error, with the usage so far
+    PARTIAL = "partial"  # what there is of it, marked as partial
+
+
+# Between whom a tenant's share is divided equally: nobody, its keys, the users that it names, its
+# tasks, or their runs.
+DOMAINS = ("tenant", "key", "user", "task", "run")
 AUTO = "auto"  # asked for as a model: the preferred one, or its fallback where a deadline needs it
 MODES = tuple(mode.value for mode in AdmissionMode)
 CHOICES = tuple(choice.value for choice in OnInfeasible)
+EXPIRIES = tuple(choice.value for choice in OnExpiry)

@@ -29,6 +29,7 @@ class Tenant:
 
     id: str
     weight: float = 1.0
+    priority: int | None = None
     disabled: bool = False
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -50,6 +51,7 @@ class Tenant:
     tpot_target_ms: int | None = None
     admission: str | None = None
     on_infeasible: str | None = None
+    on_expiry: str | None = None
     domain: str | None = None
     created: int = 0
 

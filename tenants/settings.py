@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from tenants.choices import CHOICES, DOMAINS, MODES
+from tenants.choices import CHOICES, DOMAINS, EXPIRIES, MODES
 
 _MIN_WEIGHT, _MAX_WEIGHT = 1e-6, 1e6  # beyond these, ratios of service lose all precision
 _MAX_COUNT = 10**12
+_MAX_PRIORITY = 100
 _MIN_MONEY, _MAX_MONEY = 1e-6, 1e6  # kept in 10^-9 of a unit, exact up to here in Lua's numbers
 
 Value = str | int | float | bool
@@ -33,6 +34,7 @@ class Kind(StrEnum):
     FLAG = "flag"  # true or false
     WEIGHT = "weight"  # a number
     COUNT = "count"  # a whole number of at least 1
+    PRIORITY = "priority"  # a whole number from 1 to 100; none is 0
     MONEY = "money"  # a number, in units of the operator's currency
     CHOICE = "choice"  # one of `values`
 
@@ -88,6 +90,13 @@ def _check_count(value: Any, _: tuple[str, ...]) -> str:
     return f"must be a whole number of at least 1, not {value!r}"
 
 
+def _check_priority(value: Any, _: tuple[str, ...]) -> str:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if whole and 1 <= value <= _MAX_PRIORITY:
+        return ""
+    return f"must be a whole number from 1 to {_MAX_PRIORITY}, not {value!r}"
+
+
 def _check_money(value: Any, _: tuple[str, ...]) -> str:
     if _is_number(value) and _MIN_MONEY <= value <= _MAX_MONEY:
         return ""
@@ -102,6 +111,7 @@ _CHECKS: Mapping[Kind, Callable[[Any, tuple[str, ...]], str]] = {
     Kind.FLAG: _check_flag,
     Kind.WEIGHT: _check_weight,
     Kind.COUNT: _check_count,
+    Kind.PRIORITY: _check_priority,
     Kind.MONEY: _check_money,
     Kind.CHOICE: _check_choice,
 }
@@ -109,6 +119,7 @@ _READERS: Mapping[Kind, Callable[[str], Value]] = {
     Kind.FLAG: lambda text: text == "1",
     Kind.WEIGHT: float,
     Kind.COUNT: int,
+    Kind.PRIORITY: int,
     Kind.MONEY: float,
     Kind.CHOICE: str,
 }
@@ -126,6 +137,11 @@ SETTINGS: Mapping[str, Setting] = {
     setting.name: setting
     for setting in (
         Setting("weight", Kind.WEIGHT, "Share of the engine, relative to others.", required=True),
+        Setting(
+            "priority",
+            Kind.PRIORITY,
+            "Its class: higher goes first where policy.fairness is priority; none is 0.",
+        ),
         Setting("disabled", Kind.FLAG, "Whether all its keys are refused.", required=True),
         _count("requests_per_minute", "Calls it may make in a minute."),
         _count("tokens_per_minute", "Tokens, prompt and output, in a minute."),
@@ -158,9 +174,15 @@ SETTINGS: Mapping[str, Setting] = {
             CHOICES,
         ),
         Setting(
+            "on_expiry",
+            Kind.CHOICE,
+            "What becomes of an answer that has begun when its deadline passes.",
+            EXPIRIES,
+        ),
+        Setting(
             "domain",
             Kind.CHOICE,
-            "Between whom its share is divided: nobody, its keys, its tasks, or their runs.",
+            "Between whom its share is divided: nobody, or its keys, users, tasks or runs.",
             DOMAINS,
         ),
     )

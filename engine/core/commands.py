@@ -28,9 +28,10 @@ class Submit:
     full blocks over `salt`, computed by the caller so that the engine thread does not. `deadline`
     and `first_token_deadline` are monotonic nanoseconds. `queue_requests` and `queue_tokens` cap
     what the tenant (the first node of `flow`) may have waiting. `tpot_target` is the time per
-    output token, in seconds, that its decodes should keep; `admission` and `on_infeasible` are
-    the tenant's choices; None takes the policy's. `claims` are names (task, idempotency key) under
-    which a refused caller is recognised when it returns; `retry` says that it is a return.
+    output token, in seconds, that its decodes should keep; `admission`, `on_infeasible` and
+    `on_expiry` are the tenant's choices; None takes the policy's. `claims` are names (task,
+    idempotency key) under which a refused caller is recognised when it returns; `retry` says that
+    it is a return.
     """
 
     lineage: Lineage
@@ -48,6 +49,7 @@ class Submit:
     tpot_target: float | None = None
     admission: str | None = None
     on_infeasible: str | None = None
+    on_expiry: str | None = None
     claims: tuple[str, ...] = ()
     retry: bool = False
 

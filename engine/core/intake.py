@@ -25,6 +25,7 @@ from telemetry.events import (
     SequenceArrived,
     SequenceRefused,
 )
+from tenants.choices import OnExpiry, OnInfeasible
 
 
 def apply(state: KernelState, command: Command, now: int) -> None:
@@ -60,6 +61,7 @@ def _submit(state: KernelState, submit: Submit, now: int) -> None:
         sequence.since, sequence.max_tokens = probe.since, cap
         if sequence.tpot_target is None:
             sequence.tpot_target = state.config.policy.tpot_target
+        sequence.on_expiry = _on_expiry(state, submit)
         state.add(sequence)
         state.emit(_arrival(sequence, now))
         if group.leader is None:
@@ -68,6 +70,15 @@ def _submit(state: KernelState, submit: Submit, now: int) -> None:
             watch_newcomer(state, submit, sequence)
         else:
             group.forks.append(sequence)
+
+
+def _on_expiry(state: KernelState, submit: Submit) -> str:
+    """Who takes in for a part what would end late wants the part, unless they say otherwise."""
+    policy = state.config.policy.admission
+    if submit.on_expiry is not None:
+        return submit.on_expiry
+    late = submit.on_infeasible or policy.on_infeasible
+    return OnExpiry.PARTIAL if late == OnInfeasible.PARTIAL else policy.on_expiry
 
 
 def _arrival(sequence: Sequence, now: int) -> SequenceArrived:

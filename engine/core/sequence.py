@@ -81,6 +81,7 @@ class Sequence:
         "id",
         "lineage",
         "max_tokens",
+        "on_expiry",
         "prepaid",
         "pressing",
         "prompt_length",
@@ -112,6 +113,7 @@ class Sequence:
         self.deadline = submit.deadline
         self.first_token_deadline = submit.first_token_deadline
         self.tpot_target = submit.tpot_target
+        self.on_expiry = submit.on_expiry
         self.arrived = arrived
         self.since = arrived
         self.claims = submit.claims

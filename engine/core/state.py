@@ -34,6 +34,7 @@ from telemetry.events import (
     SequencePreempted,
     Stall,
 )
+from tenants.choices import OnExpiry
 
 SLACK = 1024  # deadlines of ended sequences kept before they are swept out
 
@@ -287,7 +288,9 @@ class KernelState:
             if sequence is None:
                 continue
             if instant == sequence.deadline:
-                self.end(sequence, Cause.DEADLINE, now)
+                begun = sequence.first_token is not None
+                partial = begun and sequence.on_expiry == OnExpiry.PARTIAL
+                self.end(sequence, Cause.PARTIAL if partial else Cause.DEADLINE, now)
             elif sequence.first_token is None:
                 self.end(sequence, Cause.FIRST_TOKEN_DEADLINE, now)
 

@@ -31,9 +31,9 @@ MAILBOX_SLACK = 1024  # commands in the mailbox beyond the queue cap before refu
 class GenerationRequest:
     """One gateway call. `prompt` is int32 token ids; deadlines are monotonic nanoseconds.
 
-    `tpot_target` is seconds per output token; it, `admission` and `on_infeasible` are the tenant's
-    choices, None where it leaves them to the policy. A refused caller is known by its `claims` when
-    it comes back, which `retry` says it does.
+    `tpot_target` is seconds per output token; it, `admission`, `on_infeasible` and `on_expiry` are
+    the tenant's choices, None where it leaves them to the policy. A refused caller is known by its
+    `claims` when it comes back, which `retry` says it does.
     """
 
     lineage: Lineage
@@ -49,6 +49,7 @@ class GenerationRequest:
     tpot_target: float | None = None
     admission: str | None = None
     on_infeasible: str | None = None
+    on_expiry: str | None = None
     claims: tuple[str, ...] = ()
     retry: bool = False
 
@@ -194,6 +195,7 @@ class Engine:
             tpot_target=request.tpot_target,
             admission=request.admission,
             on_infeasible=request.on_infeasible,
+            on_expiry=request.on_expiry,
             claims=request.claims,
             retry=request.retry,
         )

@@ -134,7 +134,7 @@ def test_every_setting_of_a_tenant_can_be_read_and_written(
     server: LiveServer, admin: httpx.Client
 ) -> None:
     made(admin.post("/admin/tenants", json={"id": "all-of-it"}), 201)
-    samples = {"flag": True, "weight": 2.5, "count": 7, "money": 1.5}
+    samples = {"flag": True, "weight": 2.5, "count": 7, "money": 1.5, "priority": 9}
     values = {name: samples.get(s.kind) or s.values[0] for name, s in SETTINGS.items()}
     shown = made(admin.patch("/admin/tenants/all-of-it", json=values))
     assert {name: shown[name] for name in SETTINGS} == values

@@ -10,6 +10,7 @@ from engine.host.command_log import CommandLogConfig
 from engine.host.engine import HostConfig
 from gateway.state import EdgeLimits
 from tenants.embedded import EmbeddedValkey
+from tenants.model import Tenant
 from tenants.store import Store
 from tests.gateway.live import HELLO, MODEL, LiveServer, eventually
 
@@ -37,7 +38,8 @@ def asked(server: LiveServer, key: str, request: str) -> tuple[str | None, ...]:
 
 
 def choices(submit: Submit) -> tuple[str | float | None, ...]:
-    return submit.admission, submit.on_infeasible, submit.tpot_target
+    chosen = submit.admission, submit.on_infeasible, submit.on_expiry, submit.tpot_target
+    return (*chosen, submit.flow[-1].priority)
 
 
 def change(server: LiveServer, tenant: str, **changes: object) -> None:
@@ -50,8 +52,8 @@ def change(server: LiveServer, tenant: str, **changes: object) -> None:
 
 
 def test_a_tenants_choices_come_with_its_requests_and_no_one_elses(server):
-    assert asked(server, "choosy", "chosen-1") == ("goodput", "degrade", 0.05)
-    assert asked(server, "gold", "chosen-2") == (None, None, None)
+    assert asked(server, "choosy", "chosen-1") == ("goodput", "degrade", None, 0.05, 0)
+    assert asked(server, "gold", "chosen-2") == (None, None, None, None, 0)
 
 
 def test_a_tenant_divides_its_share_as_it_chose(server):
@@ -70,7 +72,36 @@ def test_a_tenant_divides_its_share_as_it_chose(server):
 
 
 def test_changed_choices_hold_without_a_restart(server):
-    assert asked(server, "bronze", "before") == (None, None, None)
-    change(server, "bronze", admission="feasible", on_infeasible="partial", tpot_target_ms=20)
+    assert asked(server, "bronze", "before") == (None, None, None, None, 0)
+    change(
+        server,
+        "bronze",
+        admission="feasible",
+        on_infeasible="partial",
+        on_expiry="fail",
+        tpot_target_ms=20,
+        priority=7,
+    )
     requests = (f"after-{number}" for number in count())
-    eventually(lambda: asked(server, "bronze", next(requests)) == ("feasible", "partial", 0.02))
+    chosen = ("feasible", "partial", "fail", 0.02, 7)
+    eventually(lambda: asked(server, "bronze", next(requests)) == chosen)
+
+
+def test_a_tenant_divides_its_share_between_the_users_that_its_calls_name(server):
+    server.add(Tenant("agency", domain="user"))
+    openai = {"model": MODEL, "messages": HELLO, "max_tokens": 1}
+    calls = {
+        "nobody": ("/v1/chat/completions", openai),
+        "ann": ("/v1/chat/completions", openai | {"user": "ann"}),
+        "ann-again": ("/v1/messages", openai | {"metadata": {"user_id": "ann"}}),
+        "bob": ("/v1/chat/completions", openai | {"user": "ann", "safety_identifier": "bob"}),
+        "ann-too": ("/v1/completions", {"model": MODEL, "prompt": "hi", "user": "ann"}),
+    }
+    flows = {}
+    for request, (path, body) in calls.items():
+        with server.client("agency", x_request_id=f"user-{request}") as client:
+            client.post(path, json=body).raise_for_status()
+        flows[request] = [node.name for node in server.submitted(f"user-{request}").flow]
+    assert [len(flow) for flow in flows.values()] == [2] * len(calls)
+    assert flows["ann"] == flows["ann-again"] == flows["ann-too"]
+    assert len({flows[name][1] for name in ("nobody", "ann", "bob")}) == 3

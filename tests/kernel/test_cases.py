@@ -171,6 +171,29 @@ def test_no_step_is_planned_after_a_deadline_in_mid_decode():
     assert world.ended[number].output_tokens == len(world.tokens[number]) > 0
 
 
+def test_an_answer_begun_before_its_deadline_may_be_taken_in_part():
+    """What its tenant chose for it decides, or that it took late work in for a part."""
+    world = World(config(max_running=4, policy=LENIENT))
+    due = world.clock.now() + 200 * MS
+    partial, failing, by_verdict, overruled = (
+        world.submit("a", 10, 500, deadline=due, **chosen)[0]
+        for chosen in (
+            {"on_expiry": "partial"},
+            {},
+            {"on_infeasible": "partial"},
+            {"on_infeasible": "partial", "on_expiry": "fail"},
+        )
+    )
+    (never_began,) = world.submit("a", 10, 500, deadline=due, on_expiry="partial")
+    world.run()
+    world.check_idle()
+    found = [ends(world, n) for n in (partial, failing, by_verdict, overruled, never_began)]
+    late, part = Cause.DEADLINE, Cause.PARTIAL
+    assert found == [part, late, part, late, late]
+    assert 0 < world.ended[partial].output_tokens == len(world.tokens[partial]) < 500
+    assert world.ended[never_began].output_tokens == 0
+
+
 def test_a_first_token_deadline_no_longer_matters_once_a_token_is_there():
     world = World()
     (number,) = world.submit("a", 10, 30, first_token_deadline=world.clock.now() + 100 * MS)
