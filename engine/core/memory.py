@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.core.reserve import fixed_reserve, reserved_blocks
+from engine.core.reserve import fixed_reserve, leaves_growth
 from engine.core.sequence import Sequence, State
 from engine.core.state import KernelState
 
@@ -39,7 +39,8 @@ def fits(state: KernelState, sequence: Sequence, promised: int, *, replaces: boo
 
     One that `replaces` running work takes over what that would have grown by.
     """
-    if shortage(state, sequence, promised, replaces=replaces) > 0:
+    missing = shortage(state, sequence, promised)
+    if missing > 0 or not (replaces or leaves_growth(state, fixed_reserve(state) - missing)):
         return False
     match state.config.policy.kv_admission:
         case "predicted_peak":
@@ -49,12 +50,10 @@ def fits(state: KernelState, sequence: Sequence, promised: int, *, replaces: boo
     return True
 
 
-def shortage(
-    state: KernelState, sequence: Sequence, promised: int, *, replaces: bool = False
-) -> int:
-    """Blocks missing for `sequence` to enter with its known tokens."""
-    reserve = fixed_reserve(state) if replaces else reserved_blocks(state)
-    return entry_blocks(state, sequence) + promised + reserve - state.ledger.available
+def shortage(state: KernelState, sequence: Sequence, promised: int) -> int:
+    """Blocks missing for `sequence` to enter with its known tokens and leave the fixed reserve."""
+    wanted = entry_blocks(state, sequence) + promised + fixed_reserve(state)
+    return wanted - state.ledger.available
 
 
 def entry_blocks(state: KernelState, sequence: Sequence) -> int:

@@ -130,7 +130,7 @@ class _Relief:
         """Blocks that `head` is short of, 0 if it only lacks a slot, None if it can enter."""
         state = self._state
         if not fits(state, head, self._spoken_for, replaces=True):
-            return max(1, shortage(state, head, self._spoken_for, replaces=True))
+            return max(1, shortage(state, head, self._spoken_for))
         free = state.config.max_running - state.batch.running
         return 0 if free <= self._placed else None
 

@@ -31,6 +31,19 @@ def reserved_blocks(state: KernelState) -> int:
     return state.reserved[1]
 
 
+def leaves_growth(state: KernelState, spare: int) -> bool:
+    """Whether `spare` free blocks are no fewer than `reserved_blocks`, if not than a fixed share.
+
+    Where they would hold everything that runs up to its cap, the growth expected is not worked out.
+    """
+    batch = state.batch
+    if not batch.running or state.config.policy.kv_admission != "grow":
+        return True
+    running = batch.ids >= 0
+    left = int(np.add.reduce(batch.limit[running] - batch.known[running]))
+    return spare >= _blocks_beside(state, left) or spare >= reserved_blocks(state)
+
+
 def _growth_blocks(state: KernelState) -> int:
     """The growth expected of what runs and of one more like it.
 
@@ -53,7 +66,12 @@ def _growth_blocks(state: KernelState) -> int:
         owner=owner.astype(np.int32),
         deviations=0.0 if moves else state.config.kv_growth_deviations,
     )
-    return state.ledger.blocks_for(int(tokens * (1 + 1 / batch.running)))
+    return _blocks_beside(state, tokens)
+
+
+def _blocks_beside(state: KernelState, tokens: float) -> int:
+    """Blocks for so many tokens of what runs, and for those of one more like it."""
+    return state.ledger.blocks_for(int(tokens * (1 + 1 / state.batch.running)))
 
 
 def _tenant(state: KernelState, index: int) -> str:

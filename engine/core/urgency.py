@@ -71,7 +71,7 @@ def _start(state: KernelState, sequence: Sequence, now: int) -> None:
     if state.next_flow(now) is not sequence.flow:
         return
     spoken_for = promised_blocks(state) + state.batch.running // state.config.block_size
-    short = shortage(state, sequence, spoken_for, replaces=True)
+    short = shortage(state, sequence, spoken_for)
     victims: list[Sequence] = []
     for victim in _cheapest_first(state, sequence):
         if short <= 0 and not (state.batch.full and not victims):
