@@ -1,6 +1,6 @@
 """What was cancelled is remembered for a while, so that what arrives for it later is refused."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
@@ -27,6 +27,7 @@ class Tombstones:
         self._capacity = capacity
         self._ttl = ttl
         self._stones: OrderedDict[Scope, Tombstone] = OrderedDict()
+        self._tasks: Counter[tuple[str, str | None]] = Counter()  # stones of each
 
     def __len__(self) -> int:
         return len(self._stones)
@@ -37,10 +38,12 @@ class Tombstones:
         standing = self.standing(scope, now)
         if standing is not None and standing.spare is None:
             spare = None
+        if scope not in stones:
+            self._tasks[scope.tenant, scope.task] += 1
         stones[scope] = Tombstone(now + self._ttl, spare)
         stones.move_to_end(scope)
         while len(stones) > self._capacity or next(iter(stones.values())).expiry <= now:
-            stones.popitem(last=False)
+            self._forget(*stones.popitem(last=False))
 
     def standing(self, scope: Scope, now: int) -> Tombstone | None:
         """The one of exactly this scope."""
@@ -49,8 +52,16 @@ class Tombstones:
 
     def refusing(self, lineage: Lineage, now: int) -> Tombstone | None:
         """One that refuses new work of `lineage`."""
+        if (lineage.tenant, lineage.task) not in self._tasks:
+            return None
         stones = (self.standing(scope, now) for scope in _scopes_over(lineage))
         return next((stone for stone in stones if stone and stone.refuses(lineage)), None)
+
+    def _forget(self, scope: Scope, _: Tombstone) -> None:
+        task = (scope.tenant, scope.task)
+        self._tasks[task] -= 1
+        if not self._tasks[task]:
+            del self._tasks[task]
 
 
 def _scopes_over(lineage: Lineage) -> Iterable[Scope]:
