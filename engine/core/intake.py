@@ -55,9 +55,11 @@ def _submit(state: KernelState, submit: Submit, now: int) -> None:
     except Refusal as refusal:
         _refuse(state, submit, refusal, now)
         return
-    group = Group()
+    group = probe.group
     for choice in range(len(submit.sequences)):
-        sequence = Sequence(submit, choice, flow=probe.flow, group=group, arrived=now)
+        sequence = probe
+        if choice:
+            sequence = Sequence(submit, choice, flow=probe.flow, group=group, arrived=now)
         sequence.since, sequence.max_tokens = probe.since, cap
         if sequence.tpot_target is None:
             sequence.tpot_target = state.config.policy.tpot_target

@@ -109,7 +109,9 @@ class Sequence:
         self.hashes = list(submit.block_hashes)
         self.sealed = 0
         self.max_tokens = submit.max_tokens
-        self.sampling = replace(submit.sampling, seed=submit.sampling.seed + choice)
+        self.sampling = submit.sampling
+        if choice:
+            self.sampling = replace(submit.sampling, seed=submit.sampling.seed + choice)
         self.deadline = submit.deadline
         self.first_token_deadline = submit.first_token_deadline
         self.tpot_target = submit.tpot_target
