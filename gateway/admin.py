@@ -3,7 +3,6 @@
 Everything is done by the store's own operations. A change counts at once on every replica.
 """
 
-import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -20,6 +19,7 @@ from gateway.errors import ApiError, Reason
 from gateway.state import Gateway
 from gateway.usage import report_of_all
 from gateway.wire import Wire, json_object, validated
+from tenants import keys
 from tenants.model import InvalidRecord, Tenant
 from tenants.store import (
     AlreadyExists,
@@ -31,9 +31,7 @@ from tenants.store import (
 )
 
 BODY_BYTES = 16 << 10
-PAGE = 100  # tenants or keys in an answer, unless fewer are asked for
-
-logger = logging.getLogger("watermaster")
+PAGE = 100  # tenants, keys or changes in an answer, unless fewer are asked for
 
 Handler = Callable[[Store, Request], Awaitable[Response]]
 WireT = TypeVar("WireT", bound=Wire)
@@ -57,6 +55,7 @@ class Admin:
             self._route(f"{key}/rotate", "POST", self.rotate_key),
             self._route(f"{key}/revoke", "POST", self.revoke_key),
             self._route("/admin/usage", "GET", self.usage),
+            self._route("/admin/audit", "GET", self.audit),
         ]
 
     async def list_tenants(self, store: Store, request: Request) -> JSONResponse:
@@ -69,7 +68,7 @@ class Admin:
         """Add a tenant."""
         values = await self._body(NewTenant, request)
         given = {name: value for name, value in values.items() if value is not None}
-        return _tenant("created", await store.create_tenant(Tenant(**given)), 201)
+        return JSONResponse(asdict(await store.create_tenant(Tenant(**given))), 201)
 
     async def get_tenant(self, store: Store, request: Request) -> JSONResponse:
         """One tenant."""
@@ -79,7 +78,7 @@ class Admin:
         """Change the settings that are named."""
         changes = await self._body(TenantSettings, request)
         changed = await store.update_tenant(request.path_params["tenant"], **changes)
-        return _tenant("changed", changed)
+        return JSONResponse(asdict(changed))
 
     async def list_keys(self, store: Store, request: Request) -> JSONResponse:
         """A page of a tenant's keys, by public id, those that ended lately included."""
@@ -100,7 +99,6 @@ class Admin:
         """Change the rights of a key, disable or enable it."""
         changes = await self._body(KeyChanges, request)
         key = await store.update_key(request.path_params["key"], **changes)
-        _log("key changed", key.public_id)
         return JSONResponse(key.describe())
 
     async def rotate_key(self, store: Store, request: Request) -> JSONResponse:
@@ -111,8 +109,13 @@ class Admin:
     async def revoke_key(self, store: Store, request: Request) -> JSONResponse:
         """End a key for good."""
         key = await store.revoke_key(request.path_params["key"])
-        _log("key revoked", key.public_id)
         return JSONResponse(key.describe())
+
+    async def audit(self, store: Store, request: Request) -> JSONResponse:
+        """A page of what was changed, the newest first, and by whom."""
+        most = _page(request)[1]
+        found = await store.audit.read(most + 1, request.query_params.get("before", ""))
+        return _listed([change.describe() for change in found], most, "id")
 
     async def usage(self, _: Store, request: Request) -> Response:
         """What all tenants used."""
@@ -122,8 +125,8 @@ class Admin:
         async def endpoint(request: Request) -> Response:
             with _refusals():
                 store = self._gateway.access.store
-                await _authenticate(store, request)
-                return await handler(store, request)
+                key = await _authenticate(store, request)
+                return await handler(store.acting_as(f"admin key {key}"), request)
 
         endpoint.__doc__ = handler.__doc__
         return Route(path, endpoint, methods=[method])
@@ -136,15 +139,18 @@ class Admin:
         return value.model_dump(include=value.model_fields_set)
 
 
-async def _authenticate(store: Store, request: Request) -> None:
+async def _authenticate(store: Store, request: Request) -> str:
+    """The public id of the admin key. Raises ApiError 401."""
     raw = presented_key(request.headers)
-    if not raw or not await store.admin_key.is_opened_by(raw):
+    presented = keys.parse(raw or "")
+    if not raw or not presented or not await store.admin_key.is_opened_by(raw):
         raise ApiError(
             Reason.BAD_KEY,
             "This needs the admin key; `watermaster admin key` issues it.",
             facts={"reason": "unknown" if raw else "missing"},
             headers={"www-authenticate": "Bearer"},
         )
+    return presented.public_id
 
 
 @contextmanager
@@ -172,7 +178,7 @@ def _sentence(error: Exception) -> str:
 
 
 def _listed(found: list[dict[str, object]], most: int, name: str) -> JSONResponse:
-    """A page of `found`, which has one more if there is another; `next` is its `after`."""
+    """A page of `found`, which has one more if there is another; `next` begins that."""
     following = found[most - 1][name] if len(found) > most else None
     return JSONResponse({"object": "list", "data": found[:most], "next": following})
 
@@ -188,15 +194,5 @@ def _page(request: Request) -> tuple[str, int]:
     return request.query_params.get("after", ""), size
 
 
-def _tenant(what: str, tenant: Tenant, status: int = 200) -> JSONResponse:
-    _log(f"tenant {what}", tenant.id)
-    return JSONResponse(asdict(tenant), status)
-
-
 def _issued(issued: IssuedKey) -> JSONResponse:
-    _log("key issued", issued.key.public_id)
     return JSONResponse({"key": issued.raw, **issued.key.describe()}, 201)
-
-
-def _log(what: str, name: str) -> None:
-    logger.info("%s over the admin API", what, extra={"subject": name})

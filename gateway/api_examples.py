@@ -289,6 +289,18 @@ OPERATIONS: Mapping[str, tuple[Example, ...]] = {
             '{"public_id": "…", "tenant": "acme", "revoked": true, "…": "…"}',
         ),
     ),
+    "GET /admin/audit": (
+        _get(
+            "/admin/audit?limit=1",
+            _ADMIN,
+            """{
+  "object": "list", "next": "…", "data": [{
+    "id": "…", "at": "…", "by": "admin key …", "did": "key revoked", "to": "…",
+    "how": {"tenant": "acme"}
+  }]
+}""",
+        ),
+    ),
     "GET /admin/usage": (
         _get(
             "/admin/usage?by=tenant",

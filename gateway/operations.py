@@ -288,6 +288,17 @@ OPERATIONS: tuple[Operation, ...] = (
     _admin("POST", f"{_KEY}/revoke", "End a key for good.", _KEY_MEMBERS, _ABSENT),
     _admin(
         "GET",
+        "/audit",
+        "Tell what was changed of tenants and keys, when, how and by whom; the newest first.",
+        ("object", "data", "next"),
+        _VALUE,
+        query={
+            "limit": _page("changes")["limit"],
+            "before": (_TEXT, "Only changes before that with this id; `next` of the page before."),
+        },
+    ),
+    _admin(
+        "GET",
         "/usage",
         "Tell what all tenants used, by tenant, key, model, day or hour, as JSON or CSV.",
         ("object", "tenant", "from", "to", "by", "data"),

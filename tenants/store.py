@@ -7,6 +7,7 @@ Records, all under the prefix `wm:`
     tenant:<id>         hash, one tenant
     key:<public id>     hash, one key; goes away a while after the key's end
     tenant-keys:<id>    sorted set of the tenant's public ids, scored by when they go away
+    audit               stream, the last changes of all this and by whom (`tenants.audit`)
     limits:<id>         what was used of the tenant's limits and who leases what (`tenants.leases`)
     call:<id>:<hash>    hash, one call under an idempotency key (`tenants.calls`)
     calls:<id>          sorted set of the tenant's kept answers, scored by when they go away
@@ -25,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from tenants import keys
+from tenants import audit, keys
 from tenants.admin_key import AdminKey
 from tenants.calls import Calls
 from tenants.cancellations import Cancellations
@@ -33,6 +34,7 @@ from tenants.changes import CHANNEL, Change, read_change
 from tenants.connection import Connection, StoreError, StoreUnavailable
 from tenants.model import INFERENCE, ApiKey, InvalidRecord, Principal, Tenant
 from tenants.records import key_fields, key_of, tenant_fields, tenant_of
+from tenants.settings import SETTINGS
 from tenants.store_errors import (
     AlreadyExists,
     KeyNotActive,
@@ -73,9 +75,11 @@ class IssuedKey:
 class Store:
     """The tenants' side of the store; create it with `Store.connect`. Bound to one event loop."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, actor: str = "unknown") -> None:
         self._connection = connection
-        self.admin_key = AdminKey(connection)
+        self._actor = actor
+        self.admin_key = AdminKey(connection, actor)
+        self.audit = audit.Audit(connection)
         self.calls = Calls(connection)
         self.cancellations = Cancellations(connection)
 
@@ -94,6 +98,10 @@ class Store:
             raise
         return store
 
+    def acting_as(self, actor: str) -> "Store":
+        """The same store, whose log of changes names `actor` as who makes them."""
+        return Store(self._connection, actor)
+
     @property
     def connection(self) -> Connection:
         """For what else is kept in the same store."""
@@ -108,7 +116,9 @@ class Store:
 
     async def create_tenant(self, tenant: Tenant) -> Tenant:
         """Add a tenant; returns it with its time of creation. Raises AlreadyExists."""
-        created = await self._put(tenant, expected="")
+        given = {name: getattr(tenant, name) for name in SETTINGS}
+        how = {name: value for name, value in given.items() if value is not None}
+        created = await self._put(tenant, "", "tenant created", how)
         if not created:
             raise AlreadyExists(f"the tenant {tenant.id!r} exists already")
         return replace(tenant, created=int(created))
@@ -144,7 +154,7 @@ class Store:
         for _ in range(_WRITE_ATTEMPTS):
             record = await self._tenant_record(tenant_id)
             tenant = replace(tenant_of(record), **changes)
-            if await self._put(tenant, expected=record["version"]):
+            if await self._put(tenant, record["version"], "tenant changed", changes):
                 return tenant
         raise StoreUnavailable(f"too many others are changing the tenant {tenant_id!r}")
 
@@ -167,10 +177,12 @@ class Store:
         raw, public_id, digest = keys.new_key()
         key = ApiKey(public_id, tenant_id, digest, frozenset(scopes), frozenset(models), expires)
         end = "" if expires is None else str(expires)
+        how = {"tenant": tenant_id, "scopes": key.scopes, "models": key.models, "expires": expires}
+        noted = audit.entry(self._actor, "key issued", public_id, how)
         answer = await self._connection.run(
             "create_key",
-            [f"wm:tenant:{tenant_id}", f"wm:key:{public_id}", f"wm:tenant-keys:{tenant_id}"],
-            [public_id, digest, end, str(_REMEMBERED), *_flat(key_fields(key))],
+            [*_places(tenant_id, public_id), audit.STREAM],
+            [public_id, digest, end, str(_REMEMBERED), *noted, *_flat(key_fields(key))],
         )
         check_answer(answer, key)
         return IssuedKey(raw, replace(key, created=created_of(answer)))
@@ -200,10 +212,11 @@ class Store:
     async def revoke_key(self, public_id: str) -> ApiKey:
         """End a key at once, within a second on every replica. Raises NotFound."""
         key = await self.get_key(public_id)
+        noted = audit.entry(self._actor, "key revoked", public_id, {"tenant": key.tenant})
         found = await self._connection.run(
             "revoke_key",
-            [f"wm:key:{public_id}", f"wm:tenant-keys:{key.tenant}"],
-            [public_id, str(_REMEMBERED)],
+            [*_places(key.tenant, public_id)[1:], audit.STREAM],
+            [public_id, str(_REMEMBERED), *noted],
         )
         if not found:
             raise no_key(public_id)
@@ -221,11 +234,14 @@ class Store:
         sets = {n: frozenset(v) for n, v in changes.items() if n in {"scopes", "models"}}
         key = replace(old, **changes | sets)
         ends = "same" if "expires" not in changes else str(key.expires or "")
+        noted = audit.entry(
+            self._actor, "key changed", public_id, {"tenant": key.tenant, **changes}
+        )
         named = {name: text for name, text in key_fields(key).items() if name in changes}
         answer = await self._connection.run(
             "update_key",
-            [f"wm:key:{public_id}", f"wm:tenant-keys:{key.tenant}"],
-            [public_id, ends, str(_REMEMBERED), *_flat(named)],
+            [*_places(key.tenant, public_id)[1:], audit.STREAM],
+            [public_id, ends, str(_REMEMBERED), *noted, *_flat(named)],
         )
         check_answer(answer, key)
         return key
@@ -239,10 +255,12 @@ class Store:
             raise InvalidRecord("overlap", f"overlap must be from 0 to {_REMEMBERED} seconds")
         old = await self.get_key(public_id)
         raw, new_id, digest = keys.new_key()
+        how = {"tenant": old.tenant, "new": new_id, "overlap": overlap}
+        noted = audit.entry(self._actor, "key rotated", public_id, how)
         answer = await self._connection.run(
             "rotate_key",
-            [f"wm:key:{public_id}", f"wm:key:{new_id}", f"wm:tenant-keys:{old.tenant}"],
-            [public_id, new_id, digest, str(overlap), str(_REMEMBERED)],
+            [f"wm:key:{public_id}", *_places(old.tenant, new_id)[1:], audit.STREAM],
+            [public_id, new_id, digest, str(overlap), str(_REMEMBERED), *noted],
         )
         check_answer(answer, old)
         key = replace(old, public_id=new_id, digest=digest, created=created_of(answer))
@@ -272,11 +290,12 @@ class Store:
                 "upgrade Watermaster, or point it to another store"
             )
 
-    async def _put(self, tenant: Tenant, expected: str) -> str:
+    async def _put(self, tenant: Tenant, expected: str, did: str, how: dict[str, Any]) -> str:
+        noted = audit.entry(self._actor, did, tenant.id, how)
         created: str = await self._connection.run(
             "put_tenant",
-            [f"wm:tenant:{tenant.id}", "wm:tenants"],
-            [tenant.id, expected, secrets.token_hex(8), *_flat(tenant_fields(tenant))],
+            [f"wm:tenant:{tenant.id}", "wm:tenants", audit.STREAM],
+            [tenant.id, expected, secrets.token_hex(8), *noted, *_flat(tenant_fields(tenant))],
         )
         return created
 
@@ -309,6 +328,11 @@ async def _read_hashes(names: list[str], client: Any) -> list[dict[str, str]]:
             pipeline.hgetall(name)
         records: list[dict[str, str]] = await pipeline.execute()
         return records
+
+
+def _places(tenant_id: str, public_id: str) -> list[str]:
+    """The records of a tenant, of a key of it, and the index of its keys."""
+    return [f"wm:tenant:{tenant_id}", f"wm:key:{public_id}", f"wm:tenant-keys:{tenant_id}"]
 
 
 def _flat(fields: dict[str, str]) -> list[str]:

@@ -7,6 +7,7 @@ completion answer at once; commands import what they need when they run.
 import click
 
 from gateway.cli.admin import admin
+from gateway.cli.audit import audit
 from gateway.cli.bench import bench
 from gateway.cli.config import config
 from gateway.cli.demo import demo
@@ -36,7 +37,7 @@ def main() -> None:
     """  # noqa: D301 - click reads the backspace
 
 
-SERVING = (serve, model, tenants, keys, admin, usage, demo, config)
+SERVING = (serve, model, tenants, keys, admin, audit, usage, demo, config)
 MEASURING = (bench, profile, simulate, replay)
 
 for command in (*SERVING, *MEASURING):

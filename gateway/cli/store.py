@@ -1,8 +1,11 @@
 """Commands' way to the store: the configured one, or the embedded one, started when needed."""
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from getpass import getuser
+from socket import gethostname
 from typing import TYPE_CHECKING, TypeVar
 
 from gateway.cli.common import CliError, Exit
@@ -45,11 +48,20 @@ def _url(settings: "StoreSettings") -> Iterator[str]:
         embedded.stop()
 
 
+def _person() -> str:
+    """Who runs the command, for the store's log of changes."""
+    try:
+        user = getuser()
+    except (KeyError, OSError):  # nobody has given the number a name
+        user = str(os.getuid())
+    return f"cli {user}@{gethostname()}"
+
+
 async def _run(url: str, action: Callable[["Store"], Awaitable[T]]) -> T:
     from tenants.store import Store
 
     store = await Store.connect(url, patience=2)  # a person waits
     try:
-        return await action(store)
+        return await action(store.acting_as(_person()))
     finally:
         await store.close()

@@ -1,7 +1,7 @@
 -- Add a key to a tenant.
--- KEYS: tenant record, key record, index of the tenant's keys.
+-- KEYS: tenant record, key record, index of the tenant's keys, log of changes.
 -- ARGV: public id, digest, time of expiry ('' = never), seconds a dead key is remembered,
---       then field, value, field, value ...
+--       entry of the log, most entries, then field, value, field, value ...
 -- Returns the time of creation, 'NO_TENANT', 'EXISTS', or 'PAST' for an expiry already over.
 if redis.call('EXISTS', KEYS[1]) == 0 then
   return 'NO_TENANT'
@@ -17,7 +17,7 @@ local expires = tonumber(ARGV[3])
 if expires and expires <= tonumber(now) then
   return 'PAST'
 end
-redis.call('HSET', KEYS[2], 'digest', ARGV[2], 'created', now, unpack(ARGV, 5))
+redis.call('HSET', KEYS[2], 'digest', ARGV[2], 'created', now, unpack(ARGV, 7))
 redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', now)
 if expires then
   redis.call('HSET', KEYS[2], 'expires', ARGV[3])
@@ -26,4 +26,5 @@ if expires then
 else
   redis.call('ZADD', KEYS[3], '+inf', ARGV[1])
 end
+redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[6], '*', 'entry', ARGV[5])
 return now

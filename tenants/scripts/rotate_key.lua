@@ -1,7 +1,7 @@
 -- Put a new key in the place of a live one, which goes on working for a while.
--- KEYS: old key record, new key record, index of the tenant's keys.
+-- KEYS: old key record, new key record, index of the tenant's keys, log of changes.
 -- ARGV: old public id, new public id, new digest, seconds of overlap,
---       seconds a dead key is remembered.
+--       seconds a dead key is remembered, entry of the log, most entries.
 -- Returns the time of the new key's creation, 'NO_KEY', 'EXISTS' or 'DEAD'.
 local digest = redis.call('HGET', KEYS[2], 'digest')
 if digest == ARGV[3] then
@@ -39,5 +39,6 @@ last = string.format('%d', last)
 redis.call('HSET', KEYS[1], 'expires', last)
 redis.call('EXPIREAT', KEYS[1], last + ARGV[5])
 redis.call('ZADD', KEYS[3], last + ARGV[5], ARGV[1])
+redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[7], '*', 'entry', ARGV[6])
 redis.call('PUBLISH', 'wm:changes', 'key ' .. ARGV[1])
 return now

@@ -1,7 +1,7 @@
 -- Change fields of a key that has not ended.
--- KEYS: key record, index of the tenant's keys.
+-- KEYS: key record, index of the tenant's keys, log of changes.
 -- ARGV: public id, time of expiry ('' = never, 'same' = as it was), seconds a dead key is
---       remembered, then field, value, field, value ...
+--       remembered, entry of the log, most entries, then field, value, field, value ...
 -- Returns 'OK', 'NO_KEY', 'DEAD' for a key that has ended, or 'PAST' for an expiry already over.
 local old = redis.call('HMGET', KEYS[1], 'tenant', 'expires', 'revoked')
 if not old[1] then
@@ -26,8 +26,9 @@ elseif ARGV[2] == '' then
   redis.call('PERSIST', KEYS[1])
   redis.call('ZADD', KEYS[2], '+inf', ARGV[1])
 end
-if #ARGV > 3 then
-  redis.call('HSET', KEYS[1], unpack(ARGV, 4))
+if #ARGV > 5 then
+  redis.call('HSET', KEYS[1], unpack(ARGV, 6))
 end
+redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[5], '*', 'entry', ARGV[4])
 redis.call('PUBLISH', 'wm:changes', 'key ' .. ARGV[1])
 return 'OK'

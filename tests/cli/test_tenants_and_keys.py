@@ -238,3 +238,18 @@ def test_demo_replaces_a_key_that_no_longer_works(run: Run, tmp_path: Path) -> N
 )
 def test_the_url_given_to_callers(host: str, url: str) -> None:
     assert base_url(ServerSettings(host=host)) == url
+
+
+def test_changes_on_the_command_line_are_told(run: Run) -> None:
+    run("tenants", "create", "acme")
+    raw = run("keys", "create", "acme").stdout.strip()
+    run("tenants", "update", "acme", "--weight", "3")
+    changed, issued, created = parsed(run("audit", "--json"))
+    assert (changed["did"], changed["how"]) == ("tenant changed", {"weight": 3.0})
+    assert (issued["did"], issued["to"]) == ("key issued", raw.split("-")[1])
+    assert created["to"] == "acme"
+    assert re.fullmatch(r"cli \S+@\S+", created["by"])
+    table = run("audit", "--limit", "2").stdout
+    assert table.splitlines()[0].split() == ["AT", "BY", "DID", "TO", "HOW"]
+    assert "weight=3.0" in table
+    assert raw.split("-")[2] not in table

@@ -130,6 +130,26 @@ def test_keys_are_listed_a_page_at_a_time(server: LiveServer, admin: httpx.Clien
     refused(admin.get(path, params={"limit": 101}), 400, "invalid_value")
 
 
+def test_changes_are_told_with_who_made_them(server: LiveServer, admin: httpx.Client) -> None:
+    by = f"admin key {server.keys['admin'].split('-')[1]}"
+    made(admin.post("/admin/tenants", json={"id": "audited"}), 201)
+    made(admin.patch("/admin/tenants/audited", json={"weight": 4}))
+    key = made(admin.post("/admin/tenants/audited/keys"), 201)["public_id"]
+    made(admin.post(f"/admin/keys/{key}/revoke"))
+    server.on_loop(lambda store: store.disable_tenant("audited"))  # by somebody else
+    page = made(admin.get("/admin/audit", params={"limit": 2}))
+    assert [(one["by"], one["did"], one["to"]) for one in page["data"]] == [
+        ("unknown", "tenant changed", "audited"),
+        (by, "key revoked", key),
+    ]
+    page = made(admin.get("/admin/audit", params={"limit": 3, "before": page["next"]}))
+    assert [(one["by"], one["did"], one["how"]) for one in page["data"][1:]] == [
+        (by, "tenant changed", {"weight": 4.0}),
+        (by, "tenant created", {"weight": 1.0, "disabled": False}),
+    ]
+    refused(admin.get("/admin/audit", params={"before": "yesterday"}), 400, "invalid_value")
+
+
 def test_every_setting_of_a_tenant_can_be_read_and_written(
     server: LiveServer, admin: httpx.Client
 ) -> None:

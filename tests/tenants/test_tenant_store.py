@@ -4,6 +4,7 @@ import time
 import pytest
 
 from tenants import keys
+from tenants.audit import STREAM
 from tenants.connection import Connection, StoreError, StoreUnavailable
 from tenants.model import INFERENCE, READ, InvalidRecord, Principal, Tenant
 from tenants.store import AlreadyExists, KeyNotActive, NotFound, SchemaMismatch, Store
@@ -36,8 +37,9 @@ async def test_a_tenant_reads_back_as_written(store: Store) -> None:
 async def test_a_tenant_written_before_there_were_choices_leaves_them_to_the_server(
     store: Store, connection: Connection
 ) -> None:
-    old = ["gold", "", "v1", "id", "gold", "weight", "3.0", "disabled", "0", "queue_tokens", "5"]
-    await connection.run("put_tenant", ["wm:tenant:gold", "wm:tenants"], old)
+    fields = ["id", "gold", "weight", "3.0", "disabled", "0", "queue_tokens", "5"]
+    names = ["wm:tenant:gold", "wm:tenants", STREAM]
+    await connection.run("put_tenant", names, ["gold", "", "v1", "{}", "9", *fields])
     tenant = await store.get_tenant("gold")
     assert (tenant.admission, tenant.on_infeasible, tenant.tpot_target_ms) == (None, None, None)
     changed = await store.update_tenant("gold", admission="feasible")
@@ -231,20 +233,21 @@ async def test_rotation_without_overlap_ends_the_old_key(store: Store) -> None:
 async def test_a_repeat_of_a_write_whose_answer_was_lost_is_harmless(
     store: Store, connection: Connection
 ) -> None:
-    names = ["wm:tenant:gold", "wm:tenants"]
-    write = ["gold", "", "v1", "id", "gold", "weight", "3", "disabled", "0"]
+    names = ["wm:tenant:gold", "wm:tenants", STREAM]
+    write = ["gold", "", "v1", "{}", "9", "id", "gold", "weight", "3", "disabled", "0"]
     first = await connection.run("put_tenant", names, write)
     assert first
     assert await connection.run("put_tenant", names, write) == first
     assert await connection.run("put_tenant", names, ["gold", "", "v2", *write[3:]]) == ""
 
-    names = ["wm:tenant:gold", "wm:key:aaaaaaaaaaaa", "wm:tenant-keys:gold"]
-    rights = ["tenant", "gold", "scopes", "inference", "models", "", "revoked", "0"]
+    names = ["wm:tenant:gold", "wm:key:aaaaaaaaaaaa", "wm:tenant-keys:gold", STREAM]
+    rights = ["{}", "9", "tenant", "gold", "scopes", "inference", "models", "", "revoked", "0"]
     first = await connection.run("create_key", names, ["aaaaaaaaaaaa", "d1", "", "10", *rights])
     again = await connection.run("create_key", names, ["aaaaaaaaaaaa", "d1", "", "10", *rights])
     assert again == first
     other = await connection.run("create_key", names, ["aaaaaaaaaaaa", "d2", "", "10", *rights])
     assert other == "EXISTS"
+    assert await connection.call(lambda client: client.xlen(STREAM)) == 2  # one for each
 
     names = ["wm:key:aaaaaaaaaaaa", "wm:key:bbbbbbbbbbbb", "wm:tenant-keys:gold"]
     rotation = ["aaaaaaaaaaaa", "bbbbbbbbbbbb", "d3", "0", "10"]

@@ -1,0 +1,11 @@
+-- Put a key in the place of the admin key, or nothing.
+-- KEYS: record of the admin key, log of changes. ARGV: entry of the log, most entries,
+--       then public id and digest of the new key, if there is one.
+-- Returns whether anything has changed.
+if #ARGV > 2 then
+  redis.call('HSET', KEYS[1], 'public_id', ARGV[3], 'digest', ARGV[4])
+elseif redis.call('DEL', KEYS[1]) == 0 then
+  return 0
+end
+redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[2], '*', 'entry', ARGV[1])
+return 1
