@@ -1,7 +1,7 @@
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import anthropic
 import httpx
 import pytest
 
@@ -11,6 +11,9 @@ from gateway.state import EdgeLimits
 from tenants.embedded import EmbeddedValkey
 from tenants.prices import Price
 from tests.gateway.live import LiveServer
+
+if TYPE_CHECKING:
+    from anthropic import Anthropic
 
 PRICE = Price(prompt=3.0, cached=1.0, output=10.0)
 TEXT = "The river 🏞️ flows wörldwide, through 東京 and on."
@@ -70,8 +73,10 @@ def anthropic_client(server: LiveServer) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture
-def stock_anthropic(server: LiveServer) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=server.url, api_key=server.keys["gold"]) as stock:
+def stock_anthropic(server: LiveServer) -> "Iterator[Anthropic]":
+    from anthropic import Anthropic
+
+    with Anthropic(base_url=server.url, api_key=server.keys["gold"]) as stock:
         yield stock
 
 
