@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from engine.core.plan import IntArray, Join, StepPlan
+from engine.core.plan import IntArray, Join, LongArray, StepPlan
 from engine.runtime.sampling_table import SamplingTable
 
 
@@ -12,40 +12,53 @@ class BatchState:
     `tokens` [slots, max_context] holds prompt, then output; `lengths` says how many are known and
     `prompts` how many of them are the prompt. `tables` [slots, max_blocks] are block tables,
     `block_counts` their lengths. `rejected` names slots whose sequence must fail alone, and why;
-    their tokens are replaced by 0 so that the batch can still be computed.
+    their tokens are replaced by 0 so that the batch can still be computed. `tenures` counts the
+    sequences that each slot has had, so that a token that comes late is not taken for the next
+    one's.
     """
 
     def __init__(self, slots: int, max_context: int, block_size: int, vocab_size: int) -> None:
         self.max_context = max_context
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self.tokens: IntArray = np.zeros((slots, max_context), np.int32)
         self.lengths: IntArray = np.zeros(slots, np.int32)
         self.prompts: IntArray = np.zeros(slots, np.int32)
+        self.tenures: LongArray = np.zeros(slots, np.int64)
         self.tables: IntArray = np.zeros((slots, -(-max_context // block_size)), np.int32)
         self.block_counts: IntArray = np.zeros(slots, np.int32)
         self.sampling = SamplingTable(slots)
         self.rejected: dict[int, str] = {}
 
-    def apply(self, plan: StepPlan) -> None:
-        """Slots that left, then those that join, then growing block tables."""
+    def apply(self, plan: StepPlan) -> IntArray:
+        """Slots that left, then those that join, then growing block tables.
+
+        Returns the place in its table of each of `plan.grown_blocks`.
+        """
         for slot in plan.left:
             self.rejected.pop(slot, None)
             self.sampling.forget(slot)
         for join in plan.joined:
             self._join(join)
-        for slot, block in zip(plan.grown_slots.tolist(), plan.grown_blocks.tolist(), strict=True):
-            self.tables[slot, self.block_counts[slot]] = block
+        places = np.empty(len(plan.grown_slots), np.int32)
+        for index, slot in enumerate(plan.grown_slots.tolist()):
+            places[index] = self.block_counts[slot]
             self.block_counts[slot] += 1
+        self.tables[plan.grown_slots, places] = plan.grown_blocks
+        return places
 
-    def append(self, slots: IntArray, tokens: IntArray) -> None:
-        """Add one drawn token to each of `slots`; the last token of a full context is not kept."""
-        room = self.lengths[slots] < self.max_context
-        kept = slots[room]
-        self.tokens[kept, self.lengths[kept]] = tokens[room]
-        self.lengths[slots] += 1
+    def promise(self, slots: IntArray) -> IntArray:
+        """Count one more token of each of `slots`, which is still to come; returns their places."""
+        places: IntArray = self.lengths[slots]
+        self.lengths[slots] = places + 1
+        return places
+
+    def fill(self, slots: IntArray, places: IntArray, tokens: IntArray) -> None:
+        """Tokens promised to `slots` are known; the last one of a full context is not kept."""
+        room = places < self.max_context
+        self.tokens[slots[room], places[room]] = tokens[room]
 
     def outputs(self, slots: IntArray) -> IntArray:
-        """How many tokens each slot has drawn so far."""
+        """How many tokens each slot has drawn so far, those promised included."""
         return self.lengths[slots] - self.prompts[slots]
 
     def output(self, slot: int) -> list[int]:
@@ -62,6 +75,7 @@ class BatchState:
             )
         self.tokens[slot, :known] = join.tokens
         self.lengths[slot] = known
+        self.tenures[slot] += 1
         self.prompts[slot] = join.prompt_length
         self.tables[slot, :blocks] = join.blocks
         self.block_counts[slot] = blocks
@@ -73,10 +87,10 @@ class BatchState:
         biased = np.array([token for token, _ in join.sampling.logit_bias], np.int64)
         stops = np.array(join.sampling.stop_token_ids, np.int64)
         for name, ids in (("prompt", join.tokens), ("logit_bias", biased), ("stop", stops)):
-            outside = ids[(ids < 0) | (ids >= self._vocab_size)]
+            outside = ids[(ids < 0) | (ids >= self.vocab_size)]
             if len(outside):
                 self.rejected[slot] = (
-                    f"{name} token id {outside[0]} is outside the vocabulary of {self._vocab_size}"
+                    f"{name} token id {outside[0]} is outside the vocabulary of {self.vocab_size}"
                 )
                 self.tokens[slot] = 0
                 self.sampling.plain[slot] = True

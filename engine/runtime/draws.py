@@ -15,12 +15,17 @@ from engine.core.plan import IntArray
 _LOW_16, _LOW_17, _LOW_31 = 0xFFFF, 0x1FFFF, 0x7FFFFFFF
 
 
-def gumbel(seeds: np.ndarray, draws: IntArray, vocab: int, device: torch.device) -> Tensor:
-    """Standard Gumbel noise, float32 [R, vocab], for draw `draws[r]` of `seeds[r]` (uint64)."""
+def noise_keys(seeds: np.ndarray, draws: IntArray) -> IntArray:
+    """Keys [R, 2] of the noise for draw `draws[r]` of `seeds[r]` (uint64)."""
     keys = _mix64(_mix64(seeds) + draws.astype(np.uint64))
-    halves = keys.view(np.int32).reshape(-1, 2)
-    first, second = (torch.from_numpy(halves[:, i : i + 1].copy()).to(device) for i in (0, 1))
-    bits = torch.arange(vocab, dtype=torch.int32, device=device) ^ first
+    halves: IntArray = keys.view(np.int32).reshape(-1, 2)
+    return halves
+
+
+def gumbel(keys: Tensor, vocab: int) -> Tensor:
+    """Standard Gumbel noise, float32 [R, vocab], for `keys` (int32 [R, 2])."""
+    first, second = keys[:, :1], keys[:, 1:]
+    bits = torch.arange(vocab, dtype=torch.int32, device=keys.device) ^ first
     # murmur3's 32-bit finaliser (Appleby 2008) with the second half of the key between its rounds;
     # the masks turn torch's arithmetic shifts into logical ones
     bits.bitwise_xor_((bits >> 16).bitwise_and_(_LOW_16)).mul_(-2048144789)

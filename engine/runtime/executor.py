@@ -13,7 +13,7 @@ from engine.runtime.kv_cache import KVCache
 from engine.runtime.model import LlamaModel
 from engine.runtime.native.attention import make_attention
 from engine.runtime.ragged import RaggedBatch, ragged
-from engine.runtime.sampler import Drawn, draw
+from engine.runtime.sampler import Draws, collect, draw, prepare
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +111,12 @@ class TorchExecutor:
             blocks = self._state.tables[plan.slots[entered], last[entered]].astype(np.int64)
             self.cache.clear(torch.from_numpy(blocks).to(self._model.device))
 
-    def _compute(self, plan: StepPlan) -> tuple[IntArray, Drawn]:
+    def _compute(self, plan: StepPlan) -> tuple[IntArray, Draws]:
         """Forward pass and draws: the rows drawn for, and what was drawn."""
         sampled = np.flatnonzero(plan.samples).astype(np.int32)
         computing = np.flatnonzero(plan.counts > 0)
         if not len(computing):
-            return sampled[:0], Drawn(np.empty(0, np.int64))
+            return sampled[:0], Draws(np.empty(0, np.int64))
         state = self._state
         batch = ragged(
             plan.slots[computing],
@@ -131,22 +131,24 @@ class TorchExecutor:
         ends[computing] = batch.offsets + batch.counts - 1
         logits = self._forward(batch, ends[sources])
         if not len(sampled):
-            return sampled, Drawn(np.empty(0, np.int64))
+            return sampled, Draws(np.empty(0, np.int64))
         if len(sources) < len(sampled):
             logits = logits.index_select(0, torch.from_numpy(source_of).to(logits.device))
         slots = plan.slots[sampled]
-        drawn = draw(logits, slots, state)
-        alive = np.ones(len(sampled), np.bool_)
-        alive[list(drawn.failures)] = False
-        state.append(slots[alive], drawn.tokens[alive].astype(np.int32))
+        inputs = prepare(slots, state)
+        drawn = collect(draw(logits, inputs, self._history), inputs)
+        state.fill(slots, state.promise(slots), drawn.tokens.astype(np.int32))
         return sampled, drawn
+
+    def _history(self, slots: IntArray, length: int) -> torch.Tensor:
+        return torch.from_numpy(self._state.tokens[slots, :length].astype(np.int64))
 
     def _forward(self, batch: RaggedBatch, ends: np.ndarray) -> torch.Tensor:
         wanted = torch.from_numpy(ends).to(self._model.device)
         return self._model.forward(batch, wanted, self._attention)
 
     def _result(
-        self, plan: StepPlan, sampled: IntArray, drawn: Drawn, began: int, stall: int
+        self, plan: StepPlan, sampled: IntArray, drawn: Draws, began: int, stall: int
     ) -> StepResult:
         failures = {int(sampled[i]): failure for i, failure in drawn.failures.items()}
         if self._state.rejected:

@@ -1,12 +1,17 @@
 """The paged KV cache: a pool of blocks on the device, and optionally one on the host."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, islice
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.core.plan import Transfer
 from engine.runtime.model_config import ModelConfig
+from engine.runtime.upload import upload
+
+AT_ONCE = 16  # blocks that are moved through one buffer
 
 
 class KVCache:
@@ -14,7 +19,8 @@ class KVCache:
 
     `blocks` is [layers, num_blocks, 2 * kv_heads, block_size, head_dim]; along the third axis come
     the key heads, then the value heads. One head of one block is contiguous, so attention gathers
-    it as a single row and needs no transposition afterwards.
+    it as a single row and needs no transposition afterwards. `host` is [host_blocks, layers, ...]:
+    a whole block is contiguous there, and moves as one piece.
     """
 
     def __init__(
@@ -32,8 +38,8 @@ class KVCache:
         shape = (self.planes, block_size, config.head_dim)
         self.blocks = torch.zeros(config.num_layers, num_blocks, *shape, dtype=dtype, device=device)
         self.host = torch.zeros(
-            config.num_layers,
             host_blocks,
+            config.num_layers,
             *shape,
             dtype=dtype,
             pin_memory=device.type == "cuda" and host_blocks > 0,
@@ -66,13 +72,34 @@ class KVCache:
 
     def transfer(self, transfers: Sequence[Transfer]) -> None:
         """Move blocks between device and host, in order. ValueError for an unknown host block."""
-        for move in transfers:
-            if not 0 <= move.host_block < self.host.shape[1]:
+        for to_host, moves in groupby(transfers, key=lambda move: move.to_host):
+            for some in batched(moves, AT_ONCE):
+                self._move(some, to_host=to_host)
+
+    def _move(self, moves: Sequence[Transfer], *, to_host: bool) -> None:
+        """Through a buffer on the device that holds whole blocks, as the host does: a copy of one
+
+        that is scattered over the layers would wait for the device.
+        """
+        for move in moves:
+            if not 0 <= move.host_block < len(self.host):
                 raise ValueError(
-                    f"host block {move.host_block} is outside the pool of {self.host.shape[1]}"
+                    f"host block {move.host_block} is outside the pool of {len(self.host)}"
                 )
-            device, host = self.blocks[:, move.device_block], self.host[:, move.host_block]
-            if move.to_host:
-                host.copy_(device)
-            else:
-                device.copy_(host)
+        blocks = upload(np.array([move.device_block for move in moves]), self.blocks.device)
+        if to_host:
+            whole = self.blocks.index_select(1, blocks).transpose(0, 1).contiguous()
+            for piece, move in zip(whole, moves, strict=True):
+                self.host[move.host_block].copy_(piece, non_blocking=True)
+        else:
+            whole = self.blocks.new_empty(len(moves), *self.host.shape[1:])
+            for piece, move in zip(whole, moves, strict=True):
+                piece.copy_(self.host[move.host_block], non_blocking=True)
+            self.blocks.index_copy_(1, blocks, whole.transpose(0, 1))
+
+
+def batched(moves: Iterable[Transfer], size: int) -> Iterator[list[Transfer]]:
+    """`moves` in lists of at most `size`."""
+    rest = iter(moves)
+    while some := list(islice(rest, size)):
+        yield some

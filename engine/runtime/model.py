@@ -1,5 +1,6 @@
 """The Llama-family forward pass over one ragged batch."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,8 @@ from engine.runtime.model_config import ModelConfig
 from engine.runtime.operators import Operators
 from engine.runtime.ragged import RaggedBatch
 from engine.runtime.rope import RotaryTable
+
+Attend = Callable[[int, Tensor], Tensor]  # (layer, rotated qkv) -> what the heads attended to
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +55,22 @@ class LlamaModel:
 
         `wanted` (int64) are flat positions; returns their logits [len(wanted), vocab] in `dtype`.
         """
-        config, operators = self.config, self.operators
-        rotating = config.num_heads + config.num_kv_heads
         step = attention.prepare(batch)
         tokens = torch.from_numpy(batch.tokens).to(self.device)
         positions = torch.from_numpy(batch.positions).to(self.device)
+        return self.compute(
+            tokens, positions, wanted, lambda layer, qkv: attention.attend(layer, qkv, step)
+        )
+
+    def compute(self, tokens: Tensor, positions: Tensor, wanted: Tensor, attend: Attend) -> Tensor:
+        """The same from tensors on the device; `tokens` and `positions` [T] are any integers."""
+        config, operators = self.config, self.operators
+        rotating = config.num_heads + config.num_kv_heads
         rotate = operators.rotation(self.rope, positions)
         stream = self.embedding.index_select(0, tokens).float()
+        normed = operators.norm(stream, self.layers[0].attention_norm)
         for index, layer in enumerate(self.layers):
-            qkv = layer.qkv(operators.norm(stream, layer.attention_norm))
-            heads = qkv.view(len(tokens), -1, config.head_dim)
+            heads = layer.qkv(normed).view(len(tokens), -1, config.head_dim)
             if layer.qk_norm is not None:
                 rotated = heads[:, :rotating]
                 unit = functional.rms_norm(
@@ -69,9 +78,12 @@ class LlamaModel:
                 )
                 rotated.copy_(unit.mul_(layer.qk_norm))
             rotate(heads)
-            operators.add_(stream, layer.output(attention.attend(index, heads, step)))
-            gate_up = layer.gate_up(operators.norm(stream, layer.mlp_norm))
-            operators.add_(stream, layer.down(operators.silu_mul(gate_up)))
+            normed = operators.add_norm(stream, layer.output(attend(index, heads)), layer.mlp_norm)
+            change = layer.down(operators.silu_mul(layer.gate_up(normed)))
+            if index + 1 < len(self.layers):
+                normed = operators.add_norm(stream, change, self.layers[index + 1].attention_norm)
+            else:
+                operators.add_(stream, change)
         if not len(wanted):
             return stream.new_empty(0, config.vocab_size)
         return self.head(operators.norm(stream.index_select(0, wanted), self.final_norm))

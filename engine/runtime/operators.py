@@ -25,6 +25,10 @@ class Operators(Protocol):
         """Add `delta` [T, hidden] to the residual stream."""
         ...
 
+    def add_norm(self, stream: Tensor, delta: Tensor, weight: Tensor) -> Tensor:
+        """`add_`, then `norm`."""
+        ...
+
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """silu(gate) * up of [T, 2 * size], gate first: [T, size]."""
         ...
@@ -50,6 +54,10 @@ class TorchOperators:
 
     def add_(self, stream: Tensor, delta: Tensor) -> None:
         stream.add_(delta)
+
+    def add_norm(self, stream: Tensor, delta: Tensor, weight: Tensor) -> Tensor:
+        self.add_(stream, delta)
+        return self.norm(stream, weight)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
@@ -77,6 +85,10 @@ class NativeOperators:
 
     def add_(self, stream: Tensor, delta: Tensor) -> None:
         self._kernels.add(stream.data_ptr(), delta.data_ptr(), stream.numel())
+
+    def add_norm(self, stream: Tensor, delta: Tensor, weight: Tensor) -> Tensor:
+        self.add_(stream, delta)
+        return self.norm(stream, weight)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2

@@ -1,20 +1,75 @@
-"""Draws the next token of every row that samples, all rows at once."""
+"""Draws the next token of every row that samples, all rows at once, in three parts.
+
+`prepare` takes down on the host what the draws depend on, `draw` computes them wherever the logits
+are and reads nothing back, `collect` tells what came of it once the numbers are on the host.
+"""
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from engine.core.plan import IntArray, LongArray, RowFailure, TokenLogprob
+from engine.core.plan import BoolArray, IntArray, LongArray, RowFailure, TokenLogprob
 from engine.runtime.batch_state import BatchState
-from engine.runtime.draws import gumbel
+from engine.runtime.draws import gumbel, noise_keys
 from engine.runtime.logits import keep_likely, penalise
+from engine.runtime.upload import upload
+
+Rows = LongArray | None  # indices of some rows, or all of them
+History = Callable[[IntArray, int], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Edits:
+    """What is done to single logits: `added` to (row, token), and tokens `barred` from a row."""
+
+    added: tuple[LongArray, LongArray, np.ndarray]  # rows, tokens, values
+    barred: tuple[LongArray, LongArray]
+    allowed: tuple[tuple[int, BoolArray], ...]  # (row, what its constraint bars)
+
+
+@dataclass(frozen=True, slots=True)
+class DrawInputs:
+    """What the draws of S rows depend on besides logits. A snapshot: the batch may move on.
+
+    `reals` [6, S] are temperature, top_p, min_p and the penalties for repetition, presence and
+    frequency; `whole` [5, S] top_k, both halves of the noise key, prompt length and length.
+    Rows are None where all belong. `failures` are rows whose constraint raised.
+    """
+
+    slots: IntArray
+    plain: bool  # all rows: the most likely token, and nothing else to tell
+    reals: np.ndarray = field(default_factory=lambda: np.empty((6, 0), np.float32))
+    whole: IntArray = field(default_factory=lambda: np.empty((5, 0), np.int32))
+    penalised: Rows = None
+    chance: Rows = None
+    filtered: Rows = None  # among `chance`
+    logprobs: IntArray = field(default_factory=lambda: np.empty(0, np.int32))  # [S], -1 for none
+    edits: Edits | None = None
+    failures: dict[int, RowFailure] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
+    """Tensors of S rows, where the logits were: drawn `tokens`, int64; the largest logit `best` and
+
+    the largest score `open` after all edits, float32 (-inf: no token is allowed). Of the L rows
+    that want log-probabilities: `logprobs` [L, 1 + k], their own token's and the k best, and `top`
+    [L, k] the ids of those.
+    """
+
+    tokens: Tensor
+    best: Tensor
+    open: Tensor
+    logprobs: Tensor | None = None
+    top: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
     """`tokens` [S] by sampled row; those of rows in `failures` mean nothing."""
 
     tokens: LongArray
@@ -22,69 +77,88 @@ class Drawn:
     failures: dict[int, RowFailure] = field(default_factory=dict)
 
 
-def draw(logits: Tensor, slots: IntArray, state: BatchState) -> Drawn:
-    """Draw one token for each of `slots` from its row of `logits` ([S, vocab], any float type).
+def prepare(slots: IntArray, state: BatchState) -> DrawInputs:
+    """Take down how the next token of each of `slots` is drawn.
+
+    A constraint that raises fails its row alone.
+    """
+    table = state.sampling
+    if table.plain[slots].all():
+        return DrawInputs(slots, plain=True)
+    outputs = state.outputs(slots)
+    chance = np.flatnonzero(table.temperature[slots] > 0)
+    failures: dict[int, RowFailure] = {}
+    counts = (table.top_k, state.prompts, state.lengths)
+    top_k, prompts, lengths = (array[slots][None] for array in counts)
+    keys = noise_keys(table.seed[slots], outputs).T
+    return DrawInputs(
+        slots=slots,
+        plain=False,
+        reals=table.reals(slots),
+        whole=np.concatenate([top_k, keys, prompts, lengths]),
+        penalised=_some(np.flatnonzero(table.penalised[slots]), len(slots)),
+        chance=_some(chance, len(slots)),
+        filtered=_some(np.flatnonzero(table.filtered[slots[chance]]), len(chance)),
+        logprobs=table.logprobs[slots],
+        edits=Edits(
+            added=table.bias(slots),
+            barred=table.barred(slots, outputs),
+            allowed=tuple(_constraints(slots, state, failures)),
+        ),
+        failures=failures,
+    )
+
+
+def draw(logits: Tensor, inputs: DrawInputs, history: History) -> Drawn:
+    """Draw one token for each row of `logits` ([S, vocab], any float type).
 
     Order: penalties, logit_bias, min_tokens, constraint; then the most likely token at temperature
     0, else temperature, top_k, top_p, min_p and a draw that depends on (seed, number of tokens
     drawn so far) alone. Log-probabilities are those of the model: log-softmax of the raw logits.
-    A row with NaN logits, or whose constraint raises, fails without touching the others.
+    A row with NaN logits fails without touching the others. `history(slots, n)` are the first n
+    tokens of each of `slots`, int64.
     """
-    table = state.sampling
-    if table.plain[slots].all():
-        best, choice = logits.max(-1)
-        return Drawn(choice.cpu().numpy(), failures=_numerical(best))
+    if inputs.plain:
+        best, tokens = logits.max(-1)
+        return Drawn(tokens, best.float(), best.float())
     raw = logits.float()
-    failures = _numerical(raw.amax(-1))
     scores = raw.clone()
-    _adjust(scores, slots, state)
-    _constrain(scores, slots, state, failures)
+    reals, whole = upload(inputs.reals, raw.device), upload(inputs.whole, raw.device)
+    _penalise(scores, inputs, reals, whole, history)
+    if inputs.edits is not None:
+        _edit(scores, inputs.edits)
     best = scores.amax(-1)
-    for row in torch.nonzero(best == -math.inf).squeeze(1).tolist():
-        failures.setdefault(row, RowFailure(numerical=False, detail="no token is allowed"))
-    tokens = _choose(scores, best, slots, state)
-    return Drawn(tokens, _logprobs(raw, tokens, table.logprobs[slots]), failures)
+    tokens = _choose(scores, best, inputs, reals, whole)
+    return Drawn(tokens, raw.amax(-1), best, *_logprobs(raw, tokens, inputs.logprobs))
 
 
-def _numerical(best: Tensor) -> dict[int, RowFailure]:
-    """Failures of rows whose largest logit is not finite; a NaN anywhere counts as the largest."""
-    rows = torch.nonzero(~torch.isfinite(best)).squeeze(1).tolist()
-    return {
+def collect(drawn: Drawn, inputs: DrawInputs) -> Draws:
+    """Tell tokens, log-probabilities and failures from what `draw` left, now on the host."""
+    best, open_ = drawn.best.numpy(), drawn.open.numpy()
+    failures = {
         row: RowFailure(numerical=True, detail=f"largest logit is {float(best[row])}")
-        for row in rows
+        for row in np.flatnonzero(~np.isfinite(best)).tolist()
     }
+    for row, failure in inputs.failures.items():
+        failures.setdefault(row, failure)
+    for row in np.flatnonzero(np.isneginf(open_)).tolist():
+        failures.setdefault(row, RowFailure(numerical=False, detail="no token is allowed"))
+    logprobs = {}
+    if drawn.logprobs is not None and drawn.top is not None:
+        rows = np.flatnonzero(inputs.logprobs >= 0).tolist()
+        for row, values, ids in zip(rows, drawn.logprobs.tolist(), drawn.top.tolist(), strict=True):
+            top = tuple(zip(ids, values[1:], strict=True))[: inputs.logprobs[row]]
+            logprobs[row] = TokenLogprob(values[0], top)
+    return Draws(drawn.tokens.numpy().astype(np.int64), logprobs, failures)
 
 
-def _adjust(scores: Tensor, slots: IntArray, state: BatchState) -> None:
-    table = state.sampling
-    penalised = np.flatnonzero(table.penalised[slots])
-    if len(penalised):
-        rows = _to(penalised, scores)
-        mine = slots[penalised]
-        changed = scores.index_select(0, rows)
-        longest = int(state.lengths[mine].max())
-        penalise(
-            changed,
-            _to(state.tokens[mine, :longest].astype(np.int64), scores),
-            *(_to(array[mine], scores).unsqueeze(1) for array in (state.prompts, state.lengths)),
-            *(
-                _to(array[mine], scores).unsqueeze(1)
-                for array in (table.repetition, table.presence, table.frequency)
-            ),
-        )
-        scores.index_copy_(0, rows, changed)
-    index, ids, values = table.bias(slots)
-    if len(index):
-        place = (_to(index, scores), _to(ids, scores))
-        scores.index_put_(place, _to(values, scores), accumulate=True)
-    index, ids = table.barred(slots, state.outputs(slots))
-    if len(index):
-        scores[_to(index, scores), _to(ids, scores)] = -math.inf
+def _some(rows: LongArray, of: int) -> Rows:
+    return None if len(rows) == of else rows
 
 
-def _constrain(
-    scores: Tensor, slots: IntArray, state: BatchState, failures: dict[int, RowFailure]
-) -> None:
+def _constraints(
+    slots: IntArray, state: BatchState, failures: dict[int, RowFailure]
+) -> Iterator[tuple[int, BoolArray]]:
     for row in np.flatnonzero(state.sampling.constrained[slots]).tolist():
         slot = int(slots[row])
         constraint = state.sampling.constraints[slot]
@@ -92,59 +166,86 @@ def _constrain(
             continue
         try:
             allowed = np.asarray(constraint.allowed(state.output(slot)), np.int64)
-            barred = np.ones(scores.shape[1], np.bool_)
+            barred = np.ones(state.vocab_size, np.bool_)
             barred[allowed] = False
         except Exception as error:  # noqa: BLE001 — a caller's code; it fails its own row
             detail = f"constraint raised {type(error).__name__}: {error}"
-            failures.setdefault(row, RowFailure(numerical=False, detail=detail))
+            failures[row] = RowFailure(numerical=False, detail=detail)
         else:
-            scores[row].masked_fill_(_to(barred, scores), -math.inf)
+            yield row, barred
 
 
-def _choose(scores: Tensor, best: Tensor, slots: IntArray, state: BatchState) -> LongArray:
-    table = state.sampling
-    chance = np.flatnonzero(table.temperature[slots] > 0)
-    if not len(chance):
-        return _numpy(scores.argmax(-1))
-    mine = slots[chance]
-    rows = _to(chance, scores)
-    heated = scores.index_select(0, rows).sub_(best.index_select(0, rows).unsqueeze(1))
-    heated.div_(_to(table.temperature[mine], scores).unsqueeze(1))
-    filtered = np.flatnonzero(table.filtered[mine])
-    if len(filtered):
-        some = _to(filtered, scores)
+def _penalise(
+    scores: Tensor, inputs: DrawInputs, reals: Tensor, whole: Tensor, history: History
+) -> None:
+    mine = np.arange(len(inputs.slots)) if inputs.penalised is None else inputs.penalised
+    if not len(mine):
+        return
+    rows = upload(mine, scores.device)
+    changed = scores.index_select(0, rows)
+    penalise(
+        changed,
+        history(inputs.slots[mine], int(inputs.whole[4, mine].max())),
+        *whole[3:].index_select(1, rows).unsqueeze(2),
+        *reals[3:].index_select(1, rows).unsqueeze(2),
+    )
+    scores.index_copy_(0, rows, changed)
+
+
+def _edit(scores: Tensor, edits: Edits) -> None:
+    index, ids, values = (upload(array, scores.device) for array in edits.added)
+    if len(index):
+        scores.index_put_((index, ids), values, accumulate=True)
+    index, ids = (upload(array, scores.device) for array in edits.barred)
+    if len(index):
+        scores[index, ids] = -math.inf
+    for row, barred in edits.allowed:
+        scores[row].masked_fill_(upload(barred, scores.device), -math.inf)
+
+
+def _choose(
+    scores: Tensor, best: Tensor, inputs: DrawInputs, reals: Tensor, whole: Tensor
+) -> Tensor:
+    if inputs.chance is None:
+        return _by_chance(scores, best, inputs, reals, whole)
+    certain = scores.argmax(-1)
+    if not len(inputs.chance):
+        return certain
+    rows = upload(inputs.chance, scores.device)
+    drawn = _by_chance(
+        scores.index_select(0, rows),
+        best.index_select(0, rows),
+        inputs,
+        reals.index_select(1, rows),
+        whole.index_select(1, rows),
+    )
+    return certain.index_copy_(0, rows, drawn)
+
+
+def _by_chance(
+    scores: Tensor, best: Tensor, inputs: DrawInputs, reals: Tensor, whole: Tensor
+) -> Tensor:
+    """Draw from rows whose temperature is above 0."""
+    heated = scores.sub_(best.unsqueeze(1)).div_(reals[0].unsqueeze(1))
+    mine = slice(None) if inputs.chance is None else inputs.chance
+    parameters = inputs.whole[0, mine], inputs.reals[1, mine], inputs.reals[2, mine]
+    if inputs.filtered is None:
+        keep_likely(heated, *parameters)
+    elif len(inputs.filtered):
+        some = upload(inputs.filtered, scores.device)
         likely = heated.index_select(0, some)
-        parameters = (table.top_k, table.top_p, table.min_p)
-        keep_likely(likely, *(array[mine[filtered]] for array in parameters))
+        keep_likely(likely, *(array[inputs.filtered] for array in parameters))
         heated.index_copy_(0, some, likely)
-    noise = gumbel(table.seed[mine], state.outputs(mine), scores.shape[1], scores.device)
-    tokens = np.empty(len(slots), np.int64)
-    tokens[chance] = _numpy(heated.add_(noise).argmax(-1))
-    certain = np.flatnonzero(table.temperature[slots] <= 0)
-    if len(certain):
-        tokens[certain] = _numpy(scores.index_select(0, _to(certain, scores)).argmax(-1))
-    return tokens
+    return heated.add_(gumbel(whole[1:3].T, scores.shape[1])).argmax(-1)
 
 
-def _logprobs(raw: Tensor, tokens: LongArray, wanted: IntArray) -> dict[int, TokenLogprob]:
+def _logprobs(raw: Tensor, tokens: Tensor, wanted: IntArray) -> tuple[Tensor | None, Tensor | None]:
     """For rows with `wanted` >= 0: the drawn token's log-probability and the `wanted` best."""
     rows = np.flatnonzero(wanted >= 0)
     if not len(rows):
-        return {}
-    logprobs = raw.index_select(0, _to(rows, raw)).log_softmax(-1)
-    own = logprobs.gather(1, _to(tokens[rows], raw).unsqueeze(1)).squeeze(1).tolist()
+        return None, None
+    index = upload(rows, raw.device)
+    logprobs = raw.index_select(0, index).log_softmax(-1)
+    own = logprobs.gather(1, tokens.index_select(0, index).unsqueeze(1))
     best = logprobs.topk(min(int(wanted[rows].max()), raw.shape[1]))
-    values, ids = best.values.tolist(), best.indices.tolist()
-    return {
-        row: TokenLogprob(own[i], tuple(zip(ids[i], values[i], strict=True))[: wanted[row]])
-        for i, row in enumerate(rows.tolist())
-    }
-
-
-def _to(array: np.ndarray, like: Tensor) -> Tensor:
-    return torch.from_numpy(array).to(like.device)
-
-
-def _numpy(tensor: Tensor) -> LongArray:
-    array: LongArray = tensor.cpu().numpy()
-    return array
+    return torch.cat((own, best.values), 1), best.indices

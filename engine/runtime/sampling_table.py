@@ -16,7 +16,7 @@ class SamplingTable:
     def __init__(self, slots: int) -> None:
         self.temperature = np.zeros(slots, np.float32)
         self.top_p = np.ones(slots, np.float32)
-        self.top_k = np.zeros(slots, np.int64)
+        self.top_k = np.zeros(slots, np.int32)
         self.min_p = np.zeros(slots, np.float32)
         self.repetition = np.ones(slots, np.float32)
         self.presence = np.zeros(slots, np.float32)
@@ -69,6 +69,12 @@ class SamplingTable:
     def forget(self, slot: int) -> None:
         """Release the constraint of the slot's last sequence; numbers may stay until the next."""
         self.constraints[slot] = None
+
+    def reals(self, slots: IntArray) -> np.ndarray:
+        """Temperature, top_p, min_p, repetition, presence and frequency of `slots`: [6, S]."""
+        columns = (self.temperature, self.top_p, self.min_p)
+        penalties = (self.repetition, self.presence, self.frequency)
+        return np.stack([column[slots] for column in (*columns, *penalties)])
 
     def barred(self, slots: IntArray, outputs: IntArray) -> tuple[LongArray, LongArray]:
         """Stop tokens that may not be drawn yet, as (index into `slots`, token id) pairs.

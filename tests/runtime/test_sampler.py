@@ -8,14 +8,13 @@ import torch
 
 from engine.core.plan import Sampling
 from engine.runtime.batch_state import BatchState
-from engine.runtime.draws import gumbel
+from engine.runtime.draws import gumbel, noise_keys
 from engine.runtime.logits import SHORT_LIST, keep_likely
-from engine.runtime.sampler import draw
+from engine.runtime.sampler import collect, draw, prepare
 from tests.runtime.driver import BLOCK, join, plan
 
 VOCAB = 12
 SLOTS = 64
-CPU = torch.device("cpu")
 
 
 def state_of(*rows, vocab=VOCAB):
@@ -32,7 +31,16 @@ def state_of(*rows, vocab=VOCAB):
 def draw_all(logits, *rows):
     logits = torch.tensor(logits, dtype=torch.float32)
     state = state_of(*rows, vocab=logits.shape[1])
-    return draw(logits, np.arange(len(rows), dtype=np.int32), state)
+    inputs = prepare(np.arange(len(rows), dtype=np.int32), state)
+    return collect(draw(logits, inputs, lambda slots, n: known(state, slots, n)), inputs)
+
+
+def known(state, slots, length):
+    return torch.from_numpy(state.tokens[slots, :length].astype(np.int64))
+
+
+def noise(seeds, positions, vocab):
+    return gumbel(torch.from_numpy(noise_keys(seeds, positions)), vocab)
 
 
 def ramp(*changes):
@@ -228,10 +236,9 @@ def test_draws_follow_the_distribution():
     rows, per_row = 60, 1000
     scores = torch.tensor(LOGS)
     for index in range(per_row):
-        noise = gumbel(
-            np.arange(rows, dtype=np.uint64), np.full(rows, index, np.int32), len(LOGS), CPU
-        )
-        counts += np.bincount((scores + noise).argmax(-1).numpy(), minlength=5)
+        seeds, positions = np.arange(rows, dtype=np.uint64), np.full(rows, index, np.int32)
+        drawn = scores + noise(seeds, positions, len(LOGS))
+        counts += np.bincount(drawn.argmax(-1).numpy(), minlength=5)
     expected = np.array(SHARES) * rows * per_row
     assert ((counts - expected) ** 2 / expected).sum() < 23.5
 
@@ -241,18 +248,18 @@ def test_consecutive_draws_of_one_seed_are_independent():
     draws = np.arange(40_001, dtype=np.int32)
     seeds = np.full(len(draws), 1234, np.uint64)
     scores = torch.tensor(LOGS)
-    tokens = (scores + gumbel(seeds, draws, len(LOGS), CPU)).argmax(-1).numpy()
+    tokens = (scores + noise(seeds, draws, len(LOGS))).argmax(-1).numpy()
     pairs = np.bincount(tokens[:-1] * 5 + tokens[1:], minlength=25)
     expected = np.outer(SHARES, SHARES).ravel() * (len(draws) - 1)
     assert ((pairs - expected) ** 2 / expected).sum() < 58.6
 
 
 def test_noise_is_standard_gumbel_over_a_real_vocabulary():
-    noise = gumbel(np.array([5], np.uint64), np.array([3], np.int32), 49152, CPU).double()
-    assert noise.isfinite().all()
-    assert noise.mean().item() == pytest.approx(0.5772, abs=0.03)
-    assert noise.var().item() == pytest.approx(math.pi**2 / 6, rel=0.04)
-    assert noise.unique().numel() > 49_000
+    made = noise(np.array([5], np.uint64), np.array([3], np.int32), 49152).double()
+    assert made.isfinite().all()
+    assert made.mean().item() == pytest.approx(0.5772, abs=0.03)
+    assert made.var().item() == pytest.approx(math.pi**2 / 6, rel=0.04)
+    assert made.unique().numel() > 49_000
 
 
 def test_temperature_sharpens_and_flattens():
@@ -291,8 +298,8 @@ def test_rounding_differences_rarely_change_a_draw():
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(200, 20_000, generator=generator) * 2
     nudged = logits + 1e-5 * torch.randn(logits.shape, generator=generator)
-    noise = gumbel(np.arange(200, dtype=np.uint64), np.zeros(200, np.int32), 20_000, CPU)
-    same = (logits + noise).argmax(-1) == (nudged + noise).argmax(-1)
+    added = noise(np.arange(200, dtype=np.uint64), np.zeros(200, np.int32), 20_000)
+    same = (logits + added).argmax(-1) == (nudged + added).argmax(-1)
     assert same.all()
 
 
