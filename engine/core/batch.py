@@ -97,7 +97,9 @@ class Batch:
         """Take `sequence` out; its tokens and progress are kept in the sequence."""
         slot = sequence.slot
         sequence.tokens = self.tokens[slot, : self.known[slot]].copy()
-        sequence.computed = int(self.computed[slot])
+        # a choice whose first draw is in flight has all its KV and not yet its token: without the
+        # sibling's logits its last position must be computed again to draw from
+        sequence.computed = int(min(self.computed[slot], self.known[slot] - 1))
         sequence.computed_before = int(self.paid[slot])
         sequence.slot = -1
         self.sequences[slot] = None

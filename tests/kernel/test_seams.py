@@ -87,6 +87,28 @@ def test_overlapped_output_on_an_asynchronous_device_equals_serial_output():
     device.close()
 
 
+@pytest.mark.parametrize("host_blocks", [0, 8])
+def test_a_choice_that_loses_its_place_before_its_first_token_computes_a_position(host_blocks):
+    """Its sibling's logits are gone by then: its last position is computed again to draw from."""
+    world = World(config(max_in_flight=2, host_blocks=host_blocks))
+    leader, fork = world.submit("a", 20, 3, n=2)
+    world.step()  # launched, not committed
+    assert world.scheduler.in_flight == 1
+    world.scheduler.preempt(fork, world.clock.now())
+    world.run()
+    world.check_idle()
+    rows = [
+        (start, count)
+        for event in world.of(StepPlanned)
+        for sequence, start, count in zip(event.sequences, event.starts, event.counts, strict=True)
+        if sequence == fork
+    ]
+    assert rows[0] == (20, 0)
+    assert all(count for _, count in rows[1:])
+    assert rows[1][0] + rows[1][1] == 20
+    assert len(world.tokens[fork]) == len(world.tokens[leader]) == 3
+
+
 def test_a_slice_may_yield_several_tokens_and_roll_the_rest_back():
     """Of 3 drafts 1 is accepted each time: 2 tokens a step, the two rejected positions redone."""
     world = World(config(draft_tokens=3, max_step_tokens=64))
