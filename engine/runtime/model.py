@@ -58,12 +58,18 @@ class LlamaModel:
         step = attention.prepare(batch)
         tokens = torch.from_numpy(batch.tokens).to(self.device)
         positions = torch.from_numpy(batch.positions).to(self.device)
-        return self.compute(
+        last = self.compute(
             tokens, positions, wanted, lambda layer, qkv: attention.attend(layer, qkv, step)
         )
+        if not len(wanted):
+            return last.new_empty(0, self.config.vocab_size)
+        return self.head(last)
 
     def compute(self, tokens: Tensor, positions: Tensor, wanted: Tensor, attend: Attend) -> Tensor:
-        """The same from tensors on the device; `tokens` and `positions` [T] are any integers."""
+        """From tensors on the device: what `head` takes for the `wanted` positions, [W, hidden].
+
+        `tokens`, `positions` [T] and `wanted` [W] are int32 or int64.
+        """
         config, operators = self.config, self.operators
         rotating = config.num_heads + config.num_kv_heads
         rotate = operators.rotation(self.rope, positions)
@@ -84,6 +90,4 @@ class LlamaModel:
                 normed = operators.add_norm(stream, change, self.layers[index + 1].attention_norm)
             else:
                 operators.add_(stream, change)
-        if not len(wanted):
-            return stream.new_empty(0, config.vocab_size)
-        return self.head(operators.norm(stream.index_select(0, wanted), self.final_norm))
+        return operators.norm(stream.index_select(0, wanted), self.final_norm)

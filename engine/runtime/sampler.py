@@ -19,6 +19,7 @@ from engine.runtime.logits import keep_likely, penalise
 from engine.runtime.upload import upload
 
 Rows = LongArray | None  # indices of some rows, or all of them
+Choose = Callable[[Tensor, Tensor, "DrawInputs"], Tensor]  # (scores, their best, inputs) -> tokens
 History = Callable[[IntArray, int], Tensor]
 
 
@@ -36,14 +37,15 @@ class DrawInputs:
     """What the draws of S rows depend on besides logits. A snapshot: the batch may move on.
 
     `reals` [6, S] are temperature, top_p, min_p and the penalties for repetition, presence and
-    frequency; `whole` [5, S] top_k, both halves of the noise key, prompt length and length.
-    Rows are None where all belong. `failures` are rows whose constraint raised.
+    frequency; `whole` [4, S] top_k, tokens drawn so far, prompt length and length. Rows are None
+    where all belong. `failures` are rows whose constraint raised.
     """
 
     slots: IntArray
     plain: bool  # all rows: the most likely token, and nothing else to tell
     reals: np.ndarray = field(default_factory=lambda: np.empty((6, 0), np.float32))
-    whole: IntArray = field(default_factory=lambda: np.empty((5, 0), np.int32))
+    whole: IntArray = field(default_factory=lambda: np.empty((4, 0), np.int32))
+    seeds: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64))
     penalised: Rows = None
     chance: Rows = None
     filtered: Rows = None  # among `chance`
@@ -90,12 +92,12 @@ def prepare(slots: IntArray, state: BatchState) -> DrawInputs:
     failures: dict[int, RowFailure] = {}
     counts = (table.top_k, state.prompts, state.lengths)
     top_k, prompts, lengths = (array[slots][None] for array in counts)
-    keys = noise_keys(table.seed[slots], outputs).T
     return DrawInputs(
         slots=slots,
         plain=False,
         reals=table.reals(slots),
-        whole=np.concatenate([top_k, keys, prompts, lengths]),
+        whole=np.concatenate([top_k, outputs[None], prompts, lengths]),
+        seeds=table.seed[slots],
         penalised=_some(np.flatnonzero(table.penalised[slots]), len(slots)),
         chance=_some(chance, len(slots)),
         filtered=_some(np.flatnonzero(table.filtered[slots[chance]]), len(chance)),
@@ -109,26 +111,28 @@ def prepare(slots: IntArray, state: BatchState) -> DrawInputs:
     )
 
 
-def draw(logits: Tensor, inputs: DrawInputs, history: History) -> Drawn:
+def draw(
+    logits: Tensor, inputs: DrawInputs, history: History, choose: Choose | None = None
+) -> Drawn:
     """Draw one token for each row of `logits` ([S, vocab], any float type).
 
     Order: penalties, logit_bias, min_tokens, constraint; then the most likely token at temperature
     0, else temperature, top_k, top_p, min_p and a draw that depends on (seed, number of tokens
     drawn so far) alone. Log-probabilities are those of the model: log-softmax of the raw logits.
     A row with NaN logits fails without touching the others. `history(slots, n)` are the first n
-    tokens of each of `slots`, int64.
+    tokens of each of `slots`, int64. `choose` draws from the scores: a kernel, or plain torch.
     """
+    choose = choose or choose_in_torch
     if inputs.plain:
         best, tokens = logits.max(-1)
         return Drawn(tokens, best.float(), best.float())
     raw = logits.float()
     scores = raw.clone()
-    reals, whole = upload(inputs.reals, raw.device), upload(inputs.whole, raw.device)
-    _penalise(scores, inputs, reals, whole, history)
+    _penalise(scores, inputs, history)
     if inputs.edits is not None:
         _edit(scores, inputs.edits)
     best = scores.amax(-1)
-    tokens = _choose(scores, best, inputs, reals, whole)
+    tokens = choose(scores, best, inputs)
     return Drawn(tokens, raw.amax(-1), best, *_logprobs(raw, tokens, inputs.logprobs))
 
 
@@ -175,9 +179,7 @@ def _constraints(
             yield row, barred
 
 
-def _penalise(
-    scores: Tensor, inputs: DrawInputs, reals: Tensor, whole: Tensor, history: History
-) -> None:
+def _penalise(scores: Tensor, inputs: DrawInputs, history: History) -> None:
     mine = np.arange(len(inputs.slots)) if inputs.penalised is None else inputs.penalised
     if not len(mine):
         return
@@ -185,9 +187,9 @@ def _penalise(
     changed = scores.index_select(0, rows)
     penalise(
         changed,
-        history(inputs.slots[mine], int(inputs.whole[4, mine].max())),
-        *whole[3:].index_select(1, rows).unsqueeze(2),
-        *reals[3:].index_select(1, rows).unsqueeze(2),
+        history(inputs.slots[mine], int(inputs.whole[3, mine].max())),
+        *upload(inputs.whole[2:, mine], scores.device).unsqueeze(2),
+        *upload(inputs.reals[3:, mine], scores.device).unsqueeze(2),
     )
     scores.index_copy_(0, rows, changed)
 
@@ -203,40 +205,32 @@ def _edit(scores: Tensor, edits: Edits) -> None:
         scores[row].masked_fill_(upload(barred, scores.device), -math.inf)
 
 
-def _choose(
-    scores: Tensor, best: Tensor, inputs: DrawInputs, reals: Tensor, whole: Tensor
-) -> Tensor:
+def choose_in_torch(scores: Tensor, best: Tensor, inputs: DrawInputs) -> Tensor:
+    """Tokens int64 [S] from `scores` [S, vocab] and the best of each row; uses `scores` up."""
     if inputs.chance is None:
-        return _by_chance(scores, best, inputs, reals, whole)
+        return _by_chance(scores, best, inputs, np.arange(len(scores)))
     certain = scores.argmax(-1)
     if not len(inputs.chance):
         return certain
     rows = upload(inputs.chance, scores.device)
-    drawn = _by_chance(
-        scores.index_select(0, rows),
-        best.index_select(0, rows),
-        inputs,
-        reals.index_select(1, rows),
-        whole.index_select(1, rows),
-    )
-    return certain.index_copy_(0, rows, drawn)
+    hot, hottest = scores.index_select(0, rows), best.index_select(0, rows)
+    return certain.index_copy_(0, rows, _by_chance(hot, hottest, inputs, inputs.chance))
 
 
-def _by_chance(
-    scores: Tensor, best: Tensor, inputs: DrawInputs, reals: Tensor, whole: Tensor
-) -> Tensor:
-    """Draw from rows whose temperature is above 0."""
-    heated = scores.sub_(best.unsqueeze(1)).div_(reals[0].unsqueeze(1))
-    mine = slice(None) if inputs.chance is None else inputs.chance
-    parameters = inputs.whole[0, mine], inputs.reals[1, mine], inputs.reals[2, mine]
+def _by_chance(scores: Tensor, best: Tensor, inputs: DrawInputs, mine: LongArray) -> Tensor:
+    """Draw for rows `mine`, whose temperature is above 0."""
+    temperature, top_p, min_p = inputs.reals[:3, mine]
+    top_k, draws = inputs.whole[:2, mine]
+    heated = scores.sub_(best.unsqueeze(1)).div_(upload(temperature, scores.device).unsqueeze(1))
     if inputs.filtered is None:
-        keep_likely(heated, *parameters)
+        keep_likely(heated, top_k, top_p, min_p)
     elif len(inputs.filtered):
         some = upload(inputs.filtered, scores.device)
         likely = heated.index_select(0, some)
-        keep_likely(likely, *(array[inputs.filtered] for array in parameters))
+        keep_likely(likely, *(array[inputs.filtered] for array in (top_k, top_p, min_p)))
         heated.index_copy_(0, some, likely)
-    return heated.add_(gumbel(whole[1:3].T, scores.shape[1])).argmax(-1)
+    keys = upload(noise_keys(inputs.seeds[mine], draws), scores.device)
+    return heated.add_(gumbel(keys, scores.shape[1])).argmax(-1)
 
 
 def _logprobs(raw: Tensor, tokens: Tensor, wanted: IntArray) -> tuple[Tensor | None, Tensor | None]:

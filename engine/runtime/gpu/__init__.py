@@ -1,0 +1,1 @@
+"""The executor for devices that compute while the host plans."""
