@@ -10,14 +10,11 @@ import torch
 
 from engine.core.plan import Sampling, Transfer
 from engine.runtime.executor import TorchExecutor
-from engine.runtime.gpu.attention import HostAttention
-from engine.runtime.gpu.executor import GpuExecutor
-from engine.runtime.gpu.fake import FakeDevice
+from engine.runtime.gpu.build import fake_executor
 from engine.runtime.gpu.graphs import buckets
 from telemetry.events import Cause, PreemptMode, SequenceForked, SequencePreempted
 from tests.kernel.world import World, won
 from tests.runtime.driver import (
-    TINY,
     Row,
     generate,
     join,
@@ -35,8 +32,7 @@ SMALL = replace(
 
 
 def overlapped(config, seed, **options):
-    device = FakeDevice(seed)
-    made = GpuExecutor(MODEL, config, device, lambda c: HostAttention(TINY, c), **options)
+    made = fake_executor(MODEL, config, seed, **options)
     made.cache.blocks.fill_(math.nan)  # nothing may depend on what the pool holds at first
     made.warm_up()
     return made

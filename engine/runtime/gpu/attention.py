@@ -25,7 +25,7 @@ class DeviceAttention(Protocol, Generic[StepT]):
         ...
 
     def tiles(self, starts: IntArray, counts: IntArray, offsets: IntArray) -> IntArray:
-        """How rows of several positions, at flat `offsets`, are cut: int32 [n, 4]."""
+        """How rows of several positions, at flat `offsets`, are cut; see `inputs.Tiles`."""
         ...
 
     def prepare(self, rows: DeviceRows, tables: Tensor) -> StepT:

@@ -22,6 +22,7 @@ from engine.runtime.gpu.graphs import DecodeGraphs, buckets
 from engine.runtime.gpu.inputs import DeviceRows, Staging, StepRows, lay_out, pad, padding
 from engine.runtime.gpu.pool import TokenPool
 from engine.runtime.gpu.results import Landing, Ticket
+from engine.runtime.gpu.warm_up import warm_up_plans
 from engine.runtime.kv_cache import KVCache
 from engine.runtime.model import LlamaModel
 from engine.runtime.sampler import Choose, DrawInputs, Drawn, Draws, draw, prepare
@@ -106,13 +107,16 @@ class GpuExecutor:
         return result
 
     def warm_up(self) -> None:
-        """Run the sizes that a served batch will have, and capture the graphs.
+        """Capture the graphs, and run every kind of step once, so that no request pays for it.
 
-        Rows of padding write nowhere. Call it before the first plan.
+        Call it before the first plan. Writes to block 0 only, which is zeroed again.
         """
-        if self._wants_graphs:
-            with torch.inference_mode():
+        with torch.inference_mode():
+            if self._wants_graphs:
                 self._graphs = DecodeGraphs(self._device, self._config.max_running, self._ready)
+            for plan in warm_up_plans(self._config):
+                self.wait(self.launch(plan))
+            self.cache.clear(torch.zeros(1, dtype=torch.int64, device=self._device.place))
 
     def _ready(self, size: int) -> Compute:
         rows = padding(size)

@@ -14,7 +14,8 @@ from engine.runtime.gpu.device import Device
 ALIGNMENT = 16  # entries: kernels may read a section in pieces of 64 bytes
 TILE_WIDTH = 4
 
-# (starts, counts, offsets) of rows of several positions -> how attention cuts them, int32 [n, 4]
+# (starts, counts, offsets) of rows of several positions -> how attention cuts them: int32 [n, 4],
+# of which the first column is the row among these
 Tiles = Callable[[IntArray, IntArray, IntArray], IntArray]
 
 
@@ -82,6 +83,8 @@ def lay_out(plan: StepPlan, state: BatchState, block_size: int, tiles: Tiles) ->
     positions = np.arange(len(row_of), dtype=np.int32) + (starts - offsets)[row_of]
     blocks = state.tables[slots[row_of], positions // block_size]
     decodes = int(np.count_nonzero(alone))
+    cut = tiles(starts[decodes:], counts[decodes:], offsets[decodes:])
+    cut[:, 0] += decodes
     return StepRows(
         token_at=slots[row_of] * np.int32(state.max_context) + positions,
         positions=positions,
@@ -89,7 +92,7 @@ def lay_out(plan: StepPlan, state: BatchState, block_size: int, tiles: Tiles) ->
         slots=slots,
         starts=starts,
         counts=counts,
-        tiles=tiles(starts[decodes:], counts[decodes:], offsets[decodes:]),
+        tiles=cut,
         decodes=decodes,
         order=order,
     )

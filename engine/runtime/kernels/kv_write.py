@@ -72,7 +72,7 @@ def rope_kernel(
     is_query = (head < HEADS)[:, None] & inside
     tl.store(place, first.to(qkv.dtype.element_ty), mask=is_query)
     tl.store(place + half, second.to(qkv.dtype.element_ty), mask=is_query)
-    kept = (head >= HEADS)[:, None] & inside & (slot >= 0)
+    kept = ((head >= HEADS) & (slot + head * 0 >= 0))[:, None] & inside
     cell = _cell(slot // BLOCK, slot % BLOCK, head - HEADS, 2 * KV_HEADS, BLOCK, HEAD_DIM)
     target = cache + cell[:, None] + pair[None, :]
     # rounded to the model's format first, so that an 8-bit cache holds what the unfused path would

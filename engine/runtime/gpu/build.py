@@ -1,0 +1,50 @@
+"""The executor of a kind of device, with what attends and draws there."""
+
+from dataclasses import replace
+
+import torch
+
+from engine.core.config import KernelConfig
+from engine.runtime.gpu.attention import HostAttention
+from engine.runtime.gpu.executor import GpuExecutor
+from engine.runtime.gpu.fake import FakeDevice
+from engine.runtime.gpu.graphs import buckets
+from engine.runtime.model import LlamaModel
+
+
+class NoKernelsError(ValueError):
+    """The kernels cannot run here; the message says what is missing."""
+
+
+def cuda_executor(model: LlamaModel, config: KernelConfig, *, graphs: bool = True) -> GpuExecutor:
+    """On the card that holds the model's weights. NoKernelsError without Triton."""
+    try:
+        from engine.runtime.kernels.backend import TritonAttention, TritonChoice, TritonOperators
+    except ModuleNotFoundError as error:
+        raise NoKernelsError(f"a CUDA device needs the package '{error.name}'") from error
+    from engine.runtime.gpu.cuda import CudaDevice
+
+    shape, rows = model.config, buckets(config.max_running)[-1]
+    return GpuExecutor(
+        replace(model, operators=TritonOperators(shape, model.dtype)),
+        config,
+        CudaDevice(model.device),
+        lambda cache: TritonAttention(shape, cache, model.rope, rows),
+        TritonChoice(rows, shape.vocab_size, model.device),
+        graphs=graphs,
+    )
+
+
+def fake_executor(
+    model: LlamaModel, config: KernelConfig, seed: int | None = None, *, graphs: bool = True
+) -> GpuExecutor:
+    """On the CPU, behind the asynchronous fake device (see `FakeDevice` for `seed`)."""
+    if model.device != torch.device("cpu"):
+        raise ValueError(f"the fake device computes on the CPU; the model is on {model.device}")
+    return GpuExecutor(
+        model,
+        config,
+        FakeDevice(seed),
+        lambda cache: HostAttention(model.config, cache),
+        graphs=graphs,
+    )

@@ -1,0 +1,52 @@
+"""Run by `test_gpu_triton` where TRITON_INTERPRET is set."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from engine.core.plan import Sampling
+from engine.runtime.executor import TorchExecutor
+from engine.runtime.gpu.executor import GpuExecutor
+from engine.runtime.gpu.fake import FakeDevice
+from engine.runtime.gpu.graphs import buckets
+from engine.runtime.kernels.backend import TritonAttention, TritonChoice, TritonOperators
+from engine.runtime.loader import build_model
+from tests.runtime.driver import GREEDY, TINY, RandomWeights, generate, tiny_config
+
+CPU = torch.device("cpu")
+SHAPE = replace(TINY, head_dim=16, hidden_size=64)
+CONFIG = tiny_config(num_blocks=12, max_running=3, max_step_tokens=48, max_context=48)
+PROMPTS = [np.random.default_rng(i).integers(0, 97, n).tolist() for i, n in enumerate((5, 33, 17))]
+DRAWN = [
+    Sampling(temperature=0.8, seed=1, top_p=0.9),
+    Sampling(temperature=0.0, logprobs=2),
+    Sampling(temperature=1.2, seed=3, top_k=7, min_p=0.02, presence_penalty=0.4),
+]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    model = build_model(SHAPE, RandomWeights(SHAPE), torch.float32, CPU)
+    rows = buckets(CONFIG.max_running)[-1]
+    late = GpuExecutor(
+        replace(model, operators=TritonOperators(SHAPE, model.dtype)),
+        CONFIG,
+        FakeDevice(1),
+        lambda cache: TritonAttention(SHAPE, cache, model.rope, rows),
+        TritonChoice(rows, SHAPE.vocab_size, CPU),
+    )
+    late.cache.blocks.fill_(math.nan)  # nothing may depend on what the pool holds at first
+    late.warm_up()
+    same = 0
+    for sampling in (GREEDY, DRAWN):
+        options = {"new_tokens": 5, "chunk": 20, "sampling": sampling}
+        serial = generate(TorchExecutor(model, CONFIG), CONFIG, PROMPTS, **options)
+        texts = generate(late, CONFIG, PROMPTS, **options)
+        same += [text.output for text in texts] == [text.output for text in serial]
+    print(f"same text: {same}")
+
+
+if __name__ == "__main__":
+    main()
