@@ -21,8 +21,9 @@ UNSURE = 1e4  # initial variance of a coefficient, in units of relative error sq
 OVERCLAIM = 0.02  # a piece this much above the measured time is corrected
 OUTLIER = 5.0  # typical errors above the prediction at which a step is set aside: a hiccup
 LEAST_OUTLIER = 0.25  # and never below this excess, as a share of its time
-MOST_SET_ASIDE = 8  # in a row; then the device has changed, and they are learned from
-WARM_UP = 32  # steps before anything counts as an outlier
+MOST_SET_ASIDE = 8  # of a kind in a row; then the device has changed, until one is not slow
+WARM_UP = 32  # steps before any counts as an outlier
+KNOWN = 8  # steps of a kind before one of it does
 ERROR_WEIGHT = 0.02  # of a new step in the running mean of errors
 
 
@@ -38,16 +39,23 @@ class StepWork:
     decode_sequences: int = 0
     context_tokens: int = 0
 
+    @property
+    def kind(self) -> int:
+        """0 for a step that only decodes, 1 for one that only prefills, 2 for both."""
+        if not self.prefill_tokens:
+            return 0
+        return 2 if self.decode_sequences else 1
+
     def features(self) -> tuple[float, ...]:
         """Scaled features: a constant, one each for steps that only prefill or that mix, and the
 
         four amounts.
         """
-        prefills, decodes = self.prefill_tokens > 0, self.decode_sequences > 0
+        kind = self.kind
         return (
             1.0,
-            1.0 if prefills and not decodes else 0.0,
-            1.0 if prefills and decodes else 0.0,
+            1.0 if kind == 1 else 0.0,
+            1.0 if kind == 2 else 0.0,
             self.prefill_tokens / SCALES[3],
             self.prefill_context / SCALES[4],
             self.decode_sequences / SCALES[5],
@@ -93,7 +101,8 @@ class StepTimeModel:
         self._memory = _Piece()
         self._compute = _Piece()
         self._seen = 0
-        self._set_aside = 0
+        self._known = [0, 0, 0]  # steps learned from, by kind
+        self._set_aside = [0, 0, 0]
         self._error = 0.0
 
     @property
@@ -117,19 +126,27 @@ class StepTimeModel:
             raise ValueError(f"a step takes more than 0 seconds, not {seconds}")
         features = work.features()
         excess = 1.0 - self.predict(work) / seconds
-        if self._is_outlier(excess):
-            self._set_aside += 1
+        kind = work.kind
+        slow = self._is_slow(kind, excess)
+        if slow and self._set_aside[kind] < MOST_SET_ASIDE:
+            self._set_aside[kind] += 1
             return False
+        if not slow:
+            self._set_aside[kind] = 0
         error = min(abs(excess), 1.0)
-        self._set_aside = 0
+        self._known[kind] += 1
         self._seen += 1
         self._error += max(ERROR_WEIGHT, 1 / self._seen) * (error - self._error)
         self._teach(features, seconds)
         return True
 
-    def _is_outlier(self, excess: float) -> bool:
-        """A step can only be slow by accident, so one that was quicker than thought is evidence."""
-        if self._seen < WARM_UP or self._set_aside >= MOST_SET_ASIDE:
+    def _is_slow(self, kind: int, excess: float) -> bool:
+        """A step can only be slow by accident, so one that was quicker than thought is evidence.
+
+        Counted by kind: what is rare, or comes for the first time, must not be taken for a hiccup
+        for as long as steps of other kinds are predicted well.
+        """
+        if self._seen < WARM_UP or self._known[kind] < KNOWN:
             return False
         return excess > max(LEAST_OUTLIER, OUTLIER * self._error)
 

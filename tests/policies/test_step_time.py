@@ -10,7 +10,11 @@ from policies.step_time import StepTimeModel, StepWork
 
 
 def linear(work: StepWork) -> float:
-    shape = StepShape(work.prefill_tokens, work.decode_sequences, work.context_tokens)
+    shape = StepShape(
+        prefill_tokens=work.prefill_tokens,
+        decode_sequences=work.decode_sequences,
+        context_tokens=work.context_tokens,
+    )
     return A10G_LLAMA2_7B.duration(shape) / 1e9
 
 
@@ -86,6 +90,38 @@ def test_a_hiccup_is_set_aside_and_a_quicker_step_is_believed():
     assert model.predict(work) == before
     assert model.observe(work, before / 2)
     assert model.predict(work) < before
+
+
+def test_a_kind_of_step_that_comes_late_and_rarely_is_learned():
+    """Prompts come after a long stretch of decoding, one in twenty steps."""
+    model, random = StepTimeModel(), Random(3)
+
+    def decode() -> None:
+        decodes = random.randint(1, 64)
+        work = StepWork(decode_sequences=decodes, context_tokens=decodes * 300)
+        model.observe(work, linear(work))
+
+    for _ in range(500):
+        decode()
+    for turn in range(2000):
+        tokens = random.randint(16, 2048)
+        work = StepWork(tokens, tokens * tokens / 2, 16, 4800)
+        if turn % 20:
+            decode()
+        else:
+            model.observe(work, linear(work))
+    prompt = StepWork(512, 512 * 256, 16, 4800)
+    assert model.predict(prompt) == pytest.approx(linear(prompt), rel=0.03)
+
+
+def test_a_kind_of_step_that_became_slower_is_believed_after_a_while():
+    """However many steps of another kind run in between."""
+    model = trained(linear, 500)
+    prompt, decode = StepWork(512, 512 * 256), StepWork(decode_sequences=16, context_tokens=4800)
+    for _ in range(1500):
+        model.observe(prompt, 3 * linear(prompt))
+        model.observe(decode, linear(decode))
+    assert model.predict(prompt) == pytest.approx(3 * linear(prompt), rel=0.05)
 
 
 def test_nothing_is_predicted_before_anything_was_seen():
