@@ -72,8 +72,8 @@ class KernelSettings(Section):
 
     kv_memory: Annotated[int, Field(ge=1 << 20)] | None = None
     """Bytes of the KV cache. Absent: on a CPU a quarter of the available memory, at most 1 GiB; on
-    a GPU 85% of what the weights leave free; and never more than `max_running` sequences of
-    `max_context` tokens can use."""
+    a GPU what weights, a step's tensors, graphs and a reserve (3% of the card, at least 1 GiB)
+    leave free; and never more than `max_running` sequences of `max_context` tokens can use."""
 
     host_memory: Annotated[int, Field(ge=0)] = 256 << 20
     """Bytes of host memory for the KV of work that gave way to others; 0 computes it again."""

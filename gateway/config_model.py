@@ -29,7 +29,8 @@ class ModelSettings(Section):
     """Folder of installed models. Absent: `~/.cache/watermaster`."""
 
     device: Literal["auto", "cpu", "cuda", "simulated"] = "auto"
-    """Where the model runs; `auto` takes a GPU when there is one. `simulated` runs it nowhere:
+    """Where the model runs; `auto` takes a GPU when there is one. `cuda` plans the next step while
+    the card computes one, and needs Triton. `simulated` runs it nowhere:
     answers are arbitrary tokens, at once, to try out clients, limits and the gateway itself."""
 
     dtype: Literal["auto", "bf16", "fp32"] = "auto"

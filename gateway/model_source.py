@@ -1,9 +1,10 @@
 """From the model's settings to what serves it: its files, number format, device and KV cache."""
 
 import hashlib
+import importlib.util
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from policies.config import PolicyConfig
 
 GIB = 1 << 30
-GPU_SHARE = 0.85  # the rest is for activations and what other programs need
 CPU_SHARE = 0.25
 CPU_CEILING = GIB
 
@@ -73,21 +73,52 @@ def kernel_config(
 
     `engines` of them share the memory.
     """
+    from engine.runtime.gpu.memory import block_bytes
+
     model = source.config
     sized = settings.to_config(vocab_size=model.vocab_size, model_context=model.context_length)
-    block_bytes = 2 * model.num_layers * model.kv_size * settings.block_size * source.dtype.itemsize
-    if settings.kv_memory is not None:
-        memory = settings.kv_memory
+    size = block_bytes(model, source.dtype, settings.block_size)
+    useful = settings.max_running * -(-sized.max_context // settings.block_size)
+    on_card = source.device.type == "cuda"
+    if on_card:
+        num_blocks = _blocks_on_card(source, settings, sized, useful, engines)
+    elif settings.kv_memory is not None:
+        num_blocks = settings.kv_memory // size
     else:
-        useful = settings.max_running * -(-sized.max_context // settings.block_size)
-        memory = min(_memory_for_kv(source) // engines, useful * block_bytes)
-    return settings.to_config(
-        policy,
-        host_blocks=settings.host_memory // block_bytes,
-        num_blocks=max(1, memory // block_bytes),
-        vocab_size=model.vocab_size,
-        model_context=model.context_length,
+        num_blocks = min(_memory_for_kv(source) // engines // size, useful)
+    return replace(
+        settings.to_config(
+            policy,
+            host_blocks=settings.host_memory // size,
+            num_blocks=max(1, num_blocks),
+            vocab_size=model.vocab_size,
+            model_context=model.context_length,
+        ),
+        max_in_flight=2 if on_card else 1,
+        host_overlap=on_card,
     )
+
+
+def _blocks_on_card(
+    source: ModelSource,
+    settings: KernelSettings,
+    sized: "KernelConfig",
+    useful: int,
+    engines: int,
+) -> int:
+    import torch
+
+    from engine.runtime.gpu.memory import NotEnoughMemoryError, block_bytes, plan_memory
+
+    free, total = torch.cuda.mem_get_info(source.device)
+    plan = plan_memory(
+        source.config, source.dtype, sized, total=total // engines, free=free // engines
+    )
+    size = block_bytes(source.config, source.dtype, settings.block_size)
+    try:
+        return plan.blocks(size, settings.kv_memory, useful)
+    except NotEnoughMemoryError as error:
+        raise ModelSourceError(str(error)) from error
 
 
 def executor_factory(
@@ -103,12 +134,20 @@ def executor_factory(
         import torch
 
         from engine.runtime.executor import TorchExecutor
+        from engine.runtime.gpu.build import cuda_executor
         from engine.runtime.loader import load_model
 
         if threads:
             torch.set_num_threads(threads)
-        executor = TorchExecutor(load_model(source.path, source.dtype, source.device), kernel)
-        executor.warm_up()
+        make = cuda_executor if source.device.type == "cuda" else TorchExecutor
+        try:
+            executor = make(load_model(source.path, source.dtype, source.device), kernel)
+            executor.warm_up()
+        except torch.OutOfMemoryError as error:
+            raise ModelSourceError(
+                f"{source.device} has no room for the model and {kernel.num_blocks} KV blocks; "
+                f"set kernel.kv_memory lower. Torch says: {error}"
+            ) from error
         return executor
 
     return build
@@ -132,11 +171,6 @@ def available_memory() -> int:
 
 
 def _memory_for_kv(source: ModelSource) -> int:
-    if source.device.type == "cuda":
-        import torch
-
-        free, _ = torch.cuda.mem_get_info(source.device)
-        return round(GPU_SHARE * max(0, free - source.weight_bytes))
     return min(CPU_CEILING, round(CPU_SHARE * max(0, available_memory() - source.weight_bytes)))
 
 
@@ -160,6 +194,8 @@ def _device(name: str) -> "torch.device":
         name = "meta"
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and importlib.util.find_spec("triton") is None:
+        raise ModelSourceError("model.device is cuda, which needs the Python package triton")
     return torch.device(name)
 
 

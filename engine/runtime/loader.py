@@ -1,5 +1,6 @@
 """Build a model from a Hugging Face folder or a GGUF file."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -13,6 +14,9 @@ from engine.runtime.operators import make_operators
 from engine.runtime.rope import RotaryTable
 from engine.runtime.weights import SafetensorsSource, WeightsError, WeightSource
 
+# layers read at once onto a card: one thread alone is bound by the copy out of the page cache
+CARD_READERS = 8
+
 
 def load_model(path: Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> LlamaModel:
     """Load the folder or .gguf file at `path`; weights are converted to `dtype`.
@@ -23,14 +27,20 @@ def load_model(path: Path, dtype: torch.dtype, device: torch.device | str = "cpu
     if path.is_file():
         gguf = GgufSource(path)
         return build_model(gguf.config, gguf, dtype, torch.device(device))
-    config = ModelConfig.from_folder(path)
-    return build_model(config, SafetensorsSource(path), dtype, torch.device(device))
+    config, place = ModelConfig.from_folder(path), torch.device(device)
+    # on a CPU each thread that computes would keep helpers of its own busy
+    readers = CARD_READERS if place.type == "cuda" else 1
+    return build_model(config, SafetensorsSource(path, place), dtype, place, readers)
 
 
 def build_model(
-    config: ModelConfig, source: WeightSource, dtype: torch.dtype, device: torch.device
+    config: ModelConfig,
+    source: WeightSource,
+    dtype: torch.dtype,
+    device: torch.device,
+    readers: int = 1,
 ) -> LlamaModel:
-    """Assemble a model of shape `config` from named tensors."""
+    """Assemble a model of shape `config` from named tensors, `readers` layers at a time."""
     parts = _Parts(config, source, dtype, device)
     embedding = parts.weight("model.embed_tokens", config.vocab_size, config.hidden_size)
     head = embedding
@@ -41,7 +51,7 @@ def build_model(
         dtype=dtype,
         device=device,
         embedding=embedding,
-        layers=tuple(parts.layer(index) for index in range(config.num_layers)),
+        layers=parts.layers(readers),
         final_norm=parts.norm("model.norm", config.hidden_size),
         head=make_linear(head),
         rope=RotaryTable(config, config.context_length, device),
@@ -59,6 +69,13 @@ class _Parts:
         self._source = source
         self._dtype = dtype
         self._device = device
+
+    def layers(self, readers: int) -> tuple[Layer, ...]:
+        every = range(self._config.num_layers)
+        if readers == 1:
+            return tuple(self.layer(index) for index in every)
+        with ThreadPoolExecutor(readers) as pool:
+            return tuple(pool.map(self.layer, every))
 
     def layer(self, index: int) -> Layer:
         config = self._config
@@ -90,11 +107,22 @@ class _Parts:
 
     def _fused(self, outputs: dict[str, int], inputs: int, *, bias: bool) -> Linear:
         """One product for several weights with the same input; `outputs` is their rows by name."""
-        weight = torch.cat([self.weight(name, rows, inputs) for name, rows in outputs.items()])
+        weight = self._stacked({name + ".weight": (rows, inputs) for name, rows in outputs.items()})
         if not bias:
             return make_linear(weight)
-        biases = [self._read(name + ".bias", rows) for name, rows in outputs.items()]
-        return make_linear(weight, torch.cat(biases).to(self._device, self._dtype))
+        return make_linear(
+            weight, self._stacked({name + ".bias": (rows,) for name, rows in outputs.items()})
+        )
+
+    def _stacked(self, parts: dict[str, tuple[int, ...]]) -> Tensor:
+        """The tensors below each other; read one at a time, so that only one is there twice."""
+        rows, rest = sum(shape[0] for shape in parts.values()), next(iter(parts.values()))[1:]
+        whole = torch.empty(rows, *rest, dtype=self._dtype, device=self._device)
+        at = 0
+        for name, shape in parts.items():
+            whole[at : at + shape[0]].copy_(self._read(name, *shape))
+            at += shape[0]
+        return whole
 
     def _qk_norm(self, prefix: str) -> Tensor:
         config = self._config

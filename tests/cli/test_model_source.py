@@ -67,6 +67,23 @@ def test_no_more_than_can_be_used(source: ModelSource, monkeypatch: pytest.Monke
     assert kernel_config(source, few).num_blocks == 2 * 7  # 100 tokens take 7 blocks of 16
 
 
+def test_a_card_keeps_two_steps_in_flight_and_gives_kv_what_is_left(
+    source: ModelSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_card = replace(source, device=torch.device("cuda"))
+    gib = 1 << 30
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (7 * gib, 8 * gib))
+    settings = KernelSettings()
+    kernel = kernel_config(on_card, settings)
+    assert (kernel.max_in_flight, kernel.host_overlap) == (2, True)
+    assert 0 < kernel.num_blocks < 6 * gib // BLOCK_BYTES  # a GiB is kept in reserve
+    assert kernel_config(source, settings).max_in_flight == 1
+    halves = kernel_config(on_card, settings, engines=2).num_blocks
+    assert halves < kernel.num_blocks // 2
+    with pytest.raises(ModelSourceError, match=r"kv_memory asks for 7\.00 GiB and 5\.57 GiB"):
+        kernel_config(on_card, settings.model_copy(update={"kv_memory": 7 * gib}))
+
+
 def test_available_memory_is_a_part_of_the_machine() -> None:
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert 0 < available_memory() < physical

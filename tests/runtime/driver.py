@@ -12,7 +12,7 @@ from engine.runtime.executor import TorchExecutor
 from engine.runtime.loader import build_model
 from engine.runtime.model import LlamaModel
 from engine.runtime.model_config import ModelConfig, RopeScaling
-from engine.runtime.weights import weight_names
+from engine.runtime.weights import tensor_shape, weight_names
 
 GREEDY = Sampling(temperature=0.0)
 BLOCK = 16
@@ -45,28 +45,12 @@ class RandomWeights:
         generator = torch.Generator().manual_seed(seed)
         self.tensors = {}
         for name in weight_names(config):
-            shape = self._shape(name, config)
+            shape = tensor_shape(name, config)
             noise = torch.randn(shape, generator=generator)
             self.tensors[name] = noise * 0.1 + 1 if "norm" in name else noise * shape[-1] ** -0.5
 
     def get(self, name: str) -> torch.Tensor:
         return self.tensors[name]
-
-    @staticmethod
-    def _shape(name: str, config: ModelConfig) -> tuple[int, ...]:
-        part = name.split(".")[-2]
-        if "norm" in part:
-            return (config.hidden_size,)
-        sizes = {
-            "q_proj": (config.query_size, config.hidden_size),
-            "k_proj": (config.kv_size, config.hidden_size),
-            "v_proj": (config.kv_size, config.hidden_size),
-            "o_proj": (config.hidden_size, config.query_size),
-            "gate_proj": (config.intermediate_size, config.hidden_size),
-            "up_proj": (config.intermediate_size, config.hidden_size),
-            "down_proj": (config.hidden_size, config.intermediate_size),
-        }
-        return sizes.get(part, (config.vocab_size, config.hidden_size))
 
 
 def tiny_model(seed: int = 0) -> LlamaModel:

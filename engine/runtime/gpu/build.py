@@ -24,6 +24,7 @@ def cuda_executor(model: LlamaModel, config: KernelConfig, *, graphs: bool = Tru
         raise NoKernelsError(f"a CUDA device needs the package '{error.name}'") from error
     from engine.runtime.gpu.cuda import CudaDevice
 
+    torch.cuda.empty_cache()  # what loading left over, so that the KV pool finds one piece
     shape, rows = model.config, buckets(config.max_running)[-1]
     return GpuExecutor(
         replace(model, operators=TritonOperators(shape, model.dtype)),
