@@ -221,24 +221,26 @@ class DeficitPrefix(_Plain):
     """`dlpm`: the longest cached prefix among flows whose deficit is positive.
 
     Deficit Longest Prefix Match (Cao et al., 2025): each flow spends its deficit; when all that
-    wait have spent theirs, each gets another quantum, times its weight.
+    wait have spent theirs, each gets another quantum, times its weight. Those that have spent
+    theirs go only where none of the others can.
     """
 
     def __init__(self, quantum: float) -> None:
         self._quantum = quantum
 
     def pick(self, tree: FlowTree, passed: Collection[Flow], head: HeadOf, now: int) -> Flow | None:  # noqa: ARG002
-        flows = [flow for flow in tree.backlogged() if flow not in passed]
+        waiting = tree.backlogged()
+        flows = [flow for flow in waiting if flow not in passed]
         if not flows:
             return None
         # what was charged since is the difference of counters; a deficit is a level to reach
-        rounds = min(0.0, max(flow.deficit - flow.counter for flow in flows))
-        if rounds <= 0:
-            refills = int(-rounds // self._quantum) + 1
-            for flow in flows:
+        most = max(flow.deficit - flow.counter for flow in waiting)
+        if most <= 0:
+            refills = int(-most // self._quantum) + 1
+            for flow in waiting:
                 flow.deficit += refills * self._quantum
         open_ = [flow for flow in flows if flow.deficit > flow.counter]
-        return min(open_, key=lambda f: (-head(f).prefix(), head(f).arrived, f.path), default=None)
+        return min(open_ or flows, key=lambda f: (-head(f).prefix(), head(f).arrived, f.path))
 
 
 class Priority(_Plain):

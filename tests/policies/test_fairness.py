@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.fairness.rules import Counters, Head
+from policies.fairness.rules import Counters, DeficitPrefix, Head
 from policies.fairness.tree import FlowTree
 
 
@@ -155,3 +155,25 @@ def test_urgency_below_an_inner_node_counts_for_it():
     deadlines = {("a", "x"): 2000, ("b", "y"): 1000}
     picked = Counters(5.0).pick(tree, (), lambda flow: Head(0, deadlines[flow.path], lambda: 0), 0)
     assert picked.path == ("b", "y")
+
+
+def test_dlpm_refills_only_when_all_that_wait_have_spent_theirs():
+    """`hot` has the longer prefix and spent its quantum; looking past `cold` gives it no other."""
+    tree = FlowTree(10)
+    hot, cold = backlogged(tree, [("hot", 1.0)], [("cold", 1.0)])
+    prefixes = {hot: 500, cold: 0}
+
+    def picked(*passed):
+        head = lambda flow: Head(0, None, lambda: prefixes[flow])  # noqa: E731
+        return DeficitPrefix(100.0).pick(tree, passed, head, 0)
+
+    assert picked() is hot
+    tree.charge(hot, 250.0)
+    assert picked() is cold
+    assert picked(cold) is hot  # rather than nobody, if `cold` cannot go
+    assert (hot.deficit, cold.deficit) == (100.0, 100.0)
+    tree.charge(cold, 120.0)
+    assert picked() is cold  # one quantum more, and 80 are left of it; `hot` still owes 50
+    assert (hot.deficit, cold.deficit) == (200.0, 200.0)
+    tree.charge(cold, 80.0)
+    assert picked() is hot
