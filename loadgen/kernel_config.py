@@ -6,7 +6,8 @@ from typing import Any
 from engine.core.config import KernelConfig
 from engine.sim.profile import HostLink
 from engine.sim.tokens import TrueLengths
-from loadgen.scenario import LengthKnowledge, Scenario
+from loadgen.overrides import OVERRIDES
+from loadgen.scenario import Scenario
 from loadgen.tables import ScenarioError, build, convert
 from policies.config import PolicyConfig
 
@@ -17,12 +18,13 @@ OWN = ("num_blocks", "vocab_size", "policy", "host_block_ns", "host_overlap")  #
 def kernel_config(scenario: Scenario, policy: str, link: HostLink) -> KernelConfig:
     """The kernel of `scenario` under the policy table of that name. Raises ScenarioError.
 
-    A policy table holds fields of the policy configuration; `lengths` and `kernel` in it replace
-    those of the scenario.
+    A policy table holds fields of the policy configuration; what else it may hold is in
+    `loadgen.overrides`.
     """
     rules = dict(scenario.policies[policy])
-    rules.pop("lengths", None)
-    table: dict[str, Any] = {**scenario.kernel, **_table(rules.pop("kernel", {}), policy)}
+    table: dict[str, Any] = {**scenario.kernel, **_table(rules.get("kernel", {}), policy)}
+    for name in OVERRIDES:
+        rules.pop(name, None)
     where = f"policies.{policy}"
     block = convert(int, table.get("block_size", 16), "kernel.block_size")
     tokens = convert(int, table.pop("kv_tokens", None), "kernel.kv_tokens")
@@ -51,13 +53,6 @@ def kernel_config(scenario: Scenario, policy: str, link: HostLink) -> KernelConf
         "host_overlap": link.overlap,
     }
     return build(KernelConfig, {**defaults, **table, **derived}, "kernel")
-
-
-def length_knowledge(scenario: Scenario, policy: str) -> LengthKnowledge:
-    """Whether requests declare their length under that policy."""
-    value = scenario.policies[policy].get("lengths", scenario.lengths)
-    known: LengthKnowledge = convert(LengthKnowledge, value, f"policies.{policy}.lengths")
-    return known
 
 
 def _table(value: Any, policy: str) -> dict[str, Any]:

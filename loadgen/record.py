@@ -11,6 +11,8 @@ import numpy.typing as npt
 from engine.core.commands import FlowNode
 from loadgen.meter import ReworkMeter
 from loadgen.workload import Request
+from policies.admission import Verdict
+from telemetry.admission_events import DeadlineInfeasible
 from telemetry.events import (
     Cause,
     Event,
@@ -48,6 +50,7 @@ class Fate:
     output_tokens: int = 0
     retry_after: int | None = None
     promised: bool = False  # a place is held for its return
+    shortened: bool = False  # taken in with a lower output cap than it asked for
     preemptions: int = 0
 
 
@@ -59,6 +62,7 @@ class Totals:
     busy: int = 0  # nanoseconds
     running: int = 0  # sequences in the batch, summed over steps
     prompt_tokens: int = 0
+    cached_tokens: int = 0  # of prompts, found in the prefix cache by who enters the first time
     output_tokens: int = 0
     recomputed_tokens: int = 0
     lag_tokens: int = 0
@@ -118,6 +122,7 @@ class Recorder:
         self._handlers: dict[type, Callable[[Any], None]] = {
             SequenceArrived: self._arrived,
             SequenceRefused: self._refused,
+            DeadlineInfeasible: self._judged,
             SequenceAdmitted: self._admitted,
             SequenceForked: self._forked,
             SequencePreempted: self._preempted,
@@ -204,10 +209,14 @@ class Recorder:
         fate.ended, fate.cause = event.now, event.cause
         fate.retry_after, fate.promised = event.retry_after, event.promised
 
+    def _judged(self, event: DeadlineInfeasible) -> None:
+        self.fates[event.sequence].shortened = event.verdict == Verdict.DEGRADE
+
     def _admitted(self, event: SequenceAdmitted) -> None:
         fate = self.fates[event.sequence]
         if fate.admitted is None:
             fate.admitted = event.now
+            self.totals.cached_tokens += event.cached_tokens
         self.totals.swapped_blocks += event.swapped_blocks
         self._go(event.sequence)
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from loadgen.endings_table import endings_table
+from loadgen.ratio_table import ratio_table
 from loadgen.scenario import Scenario
 from loadgen.sweep import Run
 
@@ -54,10 +56,18 @@ def write(
 
 
 def tables(scenario: Scenario, runs: Sequence[Run]) -> list[Table]:
-    """The table of policies; where there are few clients that of clients; that of deadlines."""
-    found = [policy_table(runs)]
+    """The table of policies; where there are few clients that of clients; that of deadlines; and
+
+    what else the scenario wants shown.
+    """
+    show = scenario.grid.show
+    found = [policy_table(runs, cached="cached" in show)]
+    if scenario.grid.ratios:
+        found.append(ratio_table(runs, scenario.grid.ratios))
     if 1 < len(runs[0].figures["clients"]) <= CLIENTS_SHOWN:
-        found.append(client_table(runs))
+        found.append(client_table(runs, tpot="tpot" in show))
+    if "outcomes" in show:
+        found.append(endings_table(runs))
     if any(client["returns"] for client in runs[0].figures["clients"]):
         found.append(returns_table(runs))
     if any(run.figures["goodput"] for run in runs):
@@ -72,35 +82,38 @@ def _groups(runs: Sequence[Run]) -> dict[tuple[str, float], list[Run]]:
     return groups
 
 
-def policy_table(runs: Sequence[Run]) -> Table:
-    """Header and one row a policy and rate scale: mean ± deviation, worst where it matters."""
+def policy_table(runs: Sequence[Run], *, cached: bool = False) -> Table:
+    """Header and one row a policy and rate scale: mean ± deviation, worst where it matters.
+
+    With `cached`, the share of prompt tokens found in the prefix cache too.
+    """
     groups = _groups(runs)
     scaled = len({scale for _, scale in groups}) > 1
     shared = len(runs[0].figures["clients"]) > 1
     header = ("policy", *(("rate",) if scaled else ()), "seeds")
-    header += (_FAIRNESS if shared else ()) + _LOAD
+    header += (_FAIRNESS if shared else ()) + _LOAD + (("cached",) if cached else ())
     rows = []
     for (policy, scale), group in groups.items():
         row = (policy, *((f"{scale:g}",) if scaled else ()), str(len(group)))
         row += _fairness(group) if shared else ()
         row += _load(group)
+        if cached:
+            row += (f"{fmean(run.figures['cached_share'] for run in group):.1%}",)
         rows.append(row)
     return header, rows
 
 
-def client_table(runs: Sequence[Run]) -> Table:
+def client_table(runs: Sequence[Run], *, tpot: bool = False) -> Table:
     """One row a policy, rate scale and client: deadlines kept, share of service while
-    requests arrive, and TTFT over all seeds.
+    requests arrive, and TTFT over all seeds; with `tpot`, mean times between tokens too.
     """
     due = any(client["on_time"] is not None for client in runs[0].figures["clients"])
     header = ("policy", "rate", "client", "weight", "completed", *(("on time",) if due else ()))
-    header += ("share", "p50 TTFT", "p99 TTFT")
+    header += ("share", "p50 TTFT", "p99 TTFT", *(_TPOT if tpot else ()))
     rows: list[Row] = []
     for (policy, scale), group in _groups(runs).items():
         total = sum(c["service"] for run in group for c in run.figures["clients"])
         for clients in zip(*(run.figures["clients"] for run in group), strict=True):
-            times = [time for client in clients for time in client["ttft_seconds"]]
-            p50, p99 = np.percentile(times, (50, 99)).tolist() if times else (None, None)
             served = sum(client["service"] for client in clients)
             row = (
                 policy,
@@ -110,11 +123,25 @@ def client_table(runs: Sequence[Run]) -> Table:
                 str(sum(client["completed"] for client in clients)),
                 *((_on_time(clients),) if due else ()),
                 f"{served / total:.1%}" if total else "-",
-                "-" if p50 is None else f"{p50:.2f} s",
-                "-" if p99 is None else f"{p99:.2f} s",
+                *_pooled(clients, "ttft_seconds", "{:.2f} s"),
+                *(_token_times(clients) if tpot else ()),
             )
             rows.append(row)
     return header, rows
+
+
+_TPOT = ("p50 TPOT", "p99 TPOT", "p50 longest step", "p99 longest step")
+
+
+def _token_times(clients: Sequence[dict[str, Any]]) -> Row:
+    means = _pooled(clients, "tpot_seconds", "{:.3f} s")
+    return means + _pooled(clients, "longest_step_seconds", "{:.3f} s")
+
+
+def _pooled(clients: Sequence[dict[str, Any]], name: str, form: str) -> Row:
+    """Median and 99th percentile of the times of one client in all its runs."""
+    times = [time for client in clients for time in client[name]]
+    return tuple(map(form.format, np.percentile(times, (50, 99)).tolist())) if times else ("-", "-")
 
 
 def returns_table(runs: Sequence[Run]) -> Table:

@@ -40,12 +40,25 @@ class Objectives:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefixes:
+    """Beginnings that prompts have in common: `count` of them, each `tokens` long."""
+
+    count: int
+    tokens: int
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or self.tokens < 1:
+            raise ValueError("count and tokens of prefixes must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
 class Client:
     """A source of requests. `under` are the levels of the flow tree above it, outermost first.
 
     Arrivals are the `phases` one after the other. Lengths are drawn independently by `prompt` and
-    `output`, or in pairs from the rows of the trace file `pairs`. `copies` makes as many clients,
-    named name-1, name-2 and so on.
+    `output`, or in pairs from the rows of the trace file `pairs`. With `prefixes` each prompt
+    begins with one of them, drawn at random. `copies` makes as many clients, named name-1, name-2
+    and so on; copies have no prefix in common. Only the `priority` policy looks at `priority`.
     """
 
     name: str
@@ -53,7 +66,9 @@ class Client:
     prompt: Lengths | None = None
     output: Lengths | None = None
     pairs: str | None = None
+    prefixes: Prefixes | None = None
     weight: float = 1.0
+    priority: int = 0
     under: tuple[FlowLevel, ...] = ()
     copies: int = 1
     objectives: Objectives = field(default_factory=Objectives)
@@ -122,13 +137,34 @@ class Windows:
 
 
 @dataclass(frozen=True, slots=True)
+class Ratio:
+    """The mean batch of `policy` over that of another is to be what theory expects."""
+
+    policy: str
+    over: str
+    expected: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.expected < inf:
+            raise ValueError(f"expected must be finite and above 0, not {self.expected}")
+
+
+Shown = Literal["cached", "tpot", "outcomes"]
+
+
+@dataclass(frozen=True, slots=True)
 class Grid:
-    """What a run without options covers. Goodput is told as a ratio to that of `baseline`."""
+    """What a run without options covers. Goodput is told as a ratio to that of `baseline`.
+
+    `show` names what the tables tell beside the usual, `ratios` what is compared with theory.
+    """
 
     policies: tuple[str, ...] = ()  # none: all
     seeds: int = 1
     scales: tuple[float, ...] = (1.0,)  # of all arrival rates
     baseline: str | None = None
+    show: tuple[Shown, ...] = ()
+    ratios: tuple[Ratio, ...] = ()
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
@@ -136,6 +172,12 @@ class Grid:
         for scale in self.scales:
             if not 0 < scale < inf:
                 raise ValueError(f"rates are multiplied by finite numbers above 0, not {scale}")
+
+    def named(self) -> list[str]:
+        """Every policy that is named anywhere in it."""
+        baseline = [] if self.baseline is None else [self.baseline]
+        compared = [name for ratio in self.ratios for name in (ratio.policy, ratio.over)]
+        return [*self.policies, *baseline, *compared]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +211,7 @@ class Scenario:
             raise ValueError("a scenario needs at least one policy, as in [policies.fair]")
         if not 0 < self.duration < inf or self.cap < 1:
             raise ValueError("duration and cap must be above 0, and duration finite")
-        baseline = () if self.grid.baseline is None else (self.grid.baseline,)
-        for name in (*self.grid.policies, *baseline):
+        for name in self.grid.named():
             if name not in self.policies:
                 raise ValueError(f"grid names the policy {name!r}, which is not under policies")
         names = [client.name for client in self.clients]

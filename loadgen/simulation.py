@@ -23,6 +23,7 @@ from engine.sim.executor import SimExecutor
 from engine.sim.profile import CostProfile
 from engine.sim.tokens import TrueLengths
 from loadgen.meter import ReworkMeter
+from loadgen.prefixes import prompt_hashes
 from loadgen.record import Recorder
 from loadgen.scenario import LengthKnowledge, Returns
 from loadgen.workload import Request, Workload
@@ -136,8 +137,8 @@ class Simulation:
             sequences=(number,),
             flow=flow,
             prompt=self._prompt[: request.prompt],
-            salt=number.to_bytes(8, "little"),  # no two prompts share anything
-            block_hashes=(),
+            salt=number.to_bytes(8, "little"),  # what is not said to be shared is not
+            block_hashes=prompt_hashes(request, number, self.scheduler.config.block_size),
             max_tokens=request.output if declared else self._rules.cap,
             sampling=RUNS_ON if declared else STOPS,
             deadline=request.deadline,

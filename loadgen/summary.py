@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from loadgen.endings import endings
 from loadgen.fairness_metrics import service_gap, window_table
 from loadgen.goodput import COMPLETE, goodput, on_time_share
 from loadgen.hints import Hint
-from loadgen.record import Fate, Path, Recorder
+from loadgen.record import Fate, Path, Recorder, ServiceLog
 from loadgen.returns import returns
 from loadgen.scenario import Scenario
 from loadgen.workload import Workload
@@ -43,6 +45,7 @@ def summarise(
         "tpot": _quantiles(_token_times(measured)),
         "completion": _quantiles(_completion_times(measured)),
         "steps": _steps(recorder, now),
+        "cached_share": _cached_share(recorder),
         "rework": _rework(recorder),
         "fairness": {
             "max": windows.max,
@@ -56,6 +59,7 @@ def summarise(
         "goodput": goodput(measured, scenario.duration - scenario.measure_from),
         "clients": _clients(
             workload,
+            log,
             dict(zip(log.paths, served.tolist(), strict=True)),
             measured,
             _returns_of(scenario, workload, recorder, measured, hints),
@@ -100,6 +104,20 @@ def _token_times(fates: Sequence[Fate]) -> list[float]:
     ]
 
 
+def longest_steps(fates: Sequence[Fate], times: npt.NDArray[np.int64]) -> list[float]:
+    """The longest time from one step's end to the next while each completed request decoded: the
+
+    longest that a caller waited for the next token, unless it was preempted.
+    """
+    longest = []
+    for fate in fates:
+        if fate.cause in COMPLETE and fate.output_tokens > 1 and fate.first_token and fate.ended:
+            first, last = np.searchsorted(times, (fate.first_token, fate.ended))
+            step = float(np.diff(times[first : last + 1]).max())
+            longest.append(round(step / NANOSECONDS, 5))
+    return longest
+
+
 def _completion_times(fates: Sequence[Fate]) -> list[float]:
     return [
         (fate.ended - fate.request.arrival) / NANOSECONDS
@@ -124,6 +142,12 @@ def _steps(recorder: Recorder, now: int) -> dict[str, float]:
         "mean_batch": totals.running / steps,
         "busy_share": totals.busy / now if now else 0.0,
     }
+
+
+def _cached_share(recorder: Recorder) -> float:
+    """Of the prompt tokens needed for the first time, the part found in the prefix cache."""
+    totals = recorder.totals
+    return totals.cached_tokens / max(1, totals.cached_tokens + totals.prompt_tokens)
 
 
 def _rework(recorder: Recorder) -> dict[str, Any]:
@@ -168,6 +192,7 @@ def _returns_of(
 
 def _clients(
     workload: Workload,
+    log: ServiceLog,
     served: dict[Path, float],
     fates: Sequence[Fate],
     returned: Sequence[dict[str, Any] | None],
@@ -189,6 +214,9 @@ def _clients(
                 "service": served[path] * flow[-1].weight,
                 "ttft": _quantiles(_first_token_times(own)),
                 "ttft_seconds": [round(value, 4) for value in _first_token_times(own)],
+                "tpot_seconds": [round(value, 5) for value in _token_times(own)],
+                "longest_step_seconds": longest_steps(own, log.times),
+                "endings": endings(own),
                 "returns": back,
             }
         )

@@ -21,8 +21,9 @@ Flow = tuple[FlowNode, ...]
 class Request:
     """One arrival. Times are nanoseconds from the start; deadlines are absolute.
 
-    `output` is the true length, the stop token included. `origin` numbers the request across its
-    returns, `attempt` (from 0) the returns.
+    `output` is the true length, the stop token included. The first `shared` tokens of the prompt
+    are those of the beginning number `prefix` of its client. `origin` numbers the request across
+    its returns, `attempt` (from 0) the returns.
     """
 
     arrival: int
@@ -33,6 +34,8 @@ class Request:
     deadline: int | None = None
     origin: int = 0
     attempt: int = 0
+    prefix: int = 0
+    shared: int = 0
 
     def again(self, arrival: int) -> "Request":
         """The same request sent once more, with as much time for it."""
@@ -82,7 +85,7 @@ def _copies(client: Client) -> list[Client]:
 
 def _flow(client: Client) -> Flow:
     above = (FlowNode(level.name, level.weight) for level in client.under)
-    return (*above, FlowNode(client.name, client.weight))
+    return (*above, FlowNode(client.name, client.weight, client.priority))
 
 
 def _requests(
@@ -96,7 +99,7 @@ def _requests(
 ) -> list[Request]:
     times = arrival_times(client.phases, scenario.duration, scale, random)
     prompts, outputs = _lengths(client, len(times), random, data)
-    return [
+    requests = [
         _with_objectives(
             Request(int(time * NANOSECONDS), number, prompt, output),
             client.objectives,
@@ -106,6 +109,14 @@ def _requests(
         for time, prompt, output in zip(
             times.tolist(), prompts.tolist(), outputs.tolist(), strict=True
         )
+    ]
+    prefixes = client.prefixes
+    if prefixes is None:
+        return requests
+    chosen = random.integers(prefixes.count, size=len(requests)).tolist()
+    return [
+        replace(request, prefix=prefix, shared=min(prefixes.tokens, request.prompt))
+        for request, prefix in zip(requests, chosen, strict=True)
     ]
 
 

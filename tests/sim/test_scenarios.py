@@ -1,17 +1,23 @@
 """Scenario files: what they mean, and what is wrong with them."""
 
+from collections import defaultdict
+
 import numpy as np
 import pytest
 
 from engine.sim.profile import A10G_LLAMA2_7B, UNIT_TIME, HostLink
 from loadgen.arrivals import Phase, arrival_times
 from loadgen.data import DEFAULT_DATA, DataFolder
-from loadgen.kernel_config import kernel_config, length_knowledge
+from loadgen.device import Device
+from loadgen.kernel_config import kernel_config
 from loadgen.lengths import Distribution, draw_lengths
+from loadgen.overrides import device_of, length_knowledge, senders_only
+from loadgen.prefixes import prompt_hashes
 from loadgen.scenario import Scenario, load_scenario, shipped
 from loadgen.tables import ScenarioError, build
 from loadgen.traces import read_trace
 from loadgen.workload import make_workload, time_alone
+from policies.config import PolicyConfig
 from telemetry.clock import NANOSECONDS
 from tests.sim.runs import NO_DATA
 
@@ -39,7 +45,7 @@ def test_every_shipped_scenario_can_be_read_and_its_policies_configured():
         for policy in loaded.policies:
             assert kernel_config(loaded, policy, HostLink()).num_blocks > 0
             assert length_knowledge(loaded, policy) in {"declared", "unknown"}
-        loaded.device.noise_free()
+            device_of(loaded, policy).noise_free()
 
 
 @pytest.mark.parametrize(
@@ -72,6 +78,12 @@ def test_every_shipped_scenario_can_be_read_and_its_policies_configured():
         ({"policies": {}}, "at least one policy"),
         ({"grid": {"policies": ["vtc"]}}, "grid names the policy 'vtc'"),
         ({"grid": {"baseline": "edf"}}, "grid names the policy 'edf'"),
+        (
+            {"grid": {"ratios": [{"policy": "fair", "over": "vtc", "expected": 2.0}]}},
+            "grid names the policy 'vtc'",
+        ),
+        ({"grid": {"show": ["speed"]}}, r"grid.show\[0\] must be one of cached, tpot, outcomes"),
+        ({"clients": [CLIENT | {"prefixes": {"count": 0, "tokens": 9}}]}, "prefixes must be at"),
         ({"device": {"jitter": 1.5}}, r"device: jitter must be in \[0, 1\)"),
         ({"device": "a10g"}, "device must be a table"),
         (
@@ -220,6 +232,43 @@ def test_a_workload_depends_on_the_seed_alone_and_copies_are_clients_of_their_ow
     assert [flow[1].name for flow in one.flows] == ["a-1", "a-2", "a-3"]
     assert {flow[0].name for flow in one.flows} == {"gold"}
     assert [r.origin for r in one.requests] == list(range(len(one.requests)))
+
+
+def test_a_policy_may_change_the_device_and_who_sends():
+    alone = {"device": {"swap_overlap": False}, "clients": ["b"]}
+    both = [CLIENT, CLIENT | {"name": "b"}]
+    table = {"device": {"overhead_ms": 5.0}, "clients": both}
+    loaded = scenario(**table, policies={"fair": {}, "alone": alone})
+    assert device_of(loaded, "fair") == Device(overhead_ms=5.0)
+    assert device_of(loaded, "alone") == Device(overhead_ms=5.0, swap_overlap=False)
+    assert kernel_config(loaded, "alone", HostLink()).policy == PolicyConfig()
+    everyone = make_workload(loaded, 0, 1.0, DataFolder(), UNIT_TIME)
+    assert senders_only(everyone, loaded, "fair") == everyone
+    sent = senders_only(everyone, loaded, "alone").requests
+    assert sent == tuple(r for r in everyone.requests if r.client == 1) != ()
+    stranger = scenario(**table, policies={"fair": {"clients": ["c"]}})
+    with pytest.raises(ScenarioError, match=r"policies\.fair\.clients names 'c', which is no"):
+        senders_only(everyone, stranger, "fair")
+
+
+def test_prompts_with_a_beginning_in_common_share_its_blocks_and_no_others():
+    many = CLIENT | {"prefixes": {"count": 2, "tokens": 40}, "prompt": 64, "copies": 2}
+    loaded = scenario(clients=[many, CLIENT | {"name": "b"}], duration=60.0)
+    requests = make_workload(loaded, 0, 1.0, DataFolder(), UNIT_TIME).requests
+    groups = defaultdict(list)
+    for number, request in enumerate(requests):
+        groups[request.client, request.prefix].append(prompt_hashes(request, number, 16))
+    assert set(groups) == {(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)}
+    beginnings = set()
+    for (client, _), hashes in groups.items():
+        if client == 2:
+            assert set(hashes) == {()}
+            continue
+        (beginning,) = {one[:2] for one in hashes}  # 40 tokens hold two full blocks of 16
+        beginnings.add(beginning)
+        assert len({one[2:] for one in hashes}) == len(hashes) > 5
+        assert {len(one) for one in hashes} == {4}
+    assert len(beginnings) == 4
 
 
 def test_objectives_become_absolute_deadlines():
