@@ -135,13 +135,18 @@ def executor_factory(
 
         from engine.runtime.executor import TorchExecutor
         from engine.runtime.gpu.build import cuda_executor
-        from engine.runtime.loader import load_model
+        from engine.runtime.gpu.executor import GpuExecutor
+        from engine.runtime.loader import load_model, load_quickest
 
         if threads:
             torch.set_num_threads(threads)
-        make = cuda_executor if source.device.type == "cuda" else TorchExecutor
+        place = (source.path, source.dtype, source.device)
+        executor: GpuExecutor | TorchExecutor
         try:
-            executor = make(load_model(source.path, source.dtype, source.device), kernel)
+            if source.device.type == "cuda":
+                executor = cuda_executor(load_model(*place), kernel)
+            else:
+                executor = TorchExecutor(load_quickest(*place), kernel)
             executor.warm_up()
         except torch.OutOfMemoryError as error:
             raise ModelSourceError(

@@ -24,7 +24,7 @@ from engine.core.plan import Sampling
 from engine.host.engine import Engine, GenerationRequest
 from engine.host.generation import Generation
 from engine.runtime.executor import TorchExecutor
-from engine.runtime.loader import load_model
+from engine.runtime.loader import load_quickest
 from loadgen.live import on_passing_thread
 from telemetry.clock import SystemClock
 from telemetry.events import Event, StepCommitted
@@ -53,7 +53,7 @@ class Boundary:
         self._tokens = tokens
         self._commits: list[StepCommitted] = []
         blocks = streams * (-(-(PROMPT_TOKENS + tokens) // 16) + 1)
-        model = on_passing_thread(lambda: load_model(model_path, torch.bfloat16))
+        model = on_passing_thread(lambda: load_quickest(model_path, torch.bfloat16))
         kernel = KernelConfig(
             num_blocks=2 * blocks,
             max_running=streams,

@@ -16,7 +16,7 @@ from engine.core.plan import IntArray, Sampling, StepPlan, StepResult
 from engine.host.engine import Engine, GenerationRequest
 from engine.host.generation import Generation
 from engine.runtime.executor import Ticket, TorchExecutor
-from engine.runtime.model import LlamaModel
+from engine.runtime.model import Model
 from engine.sim.executor import shape_of
 from engine.sim.profile import StepShape
 from telemetry.clock import NANOSECONDS, SystemClock
@@ -37,7 +37,7 @@ class LiveModel:
     """A loaded model, and the sizes with which it is served. `threads` 0 is torch's own choice."""
 
     name: str
-    model: LlamaModel
+    model: Model
     kernel: KernelConfig
     threads: int = 0
 

@@ -10,8 +10,7 @@ from engine.core.config import KernelConfig
 from engine.core.plan import IntArray, RowFailure, StepPlan, StepResult, TokenLogprob
 from engine.runtime.batch_state import BatchState
 from engine.runtime.kv_cache import KVCache
-from engine.runtime.model import LlamaModel
-from engine.runtime.native.attention import make_attention
+from engine.runtime.model import Model
 from engine.runtime.ragged import RaggedBatch, ragged
 from engine.runtime.sampler import Draws, collect, draw, prepare
 
@@ -30,7 +29,7 @@ class TorchExecutor:
     the model's.
     """
 
-    def __init__(self, model: LlamaModel, config: KernelConfig) -> None:
+    def __init__(self, model: Model, config: KernelConfig) -> None:
         shape = model.config
         if config.max_context > shape.context_length:
             raise ValueError(
@@ -50,7 +49,7 @@ class TorchExecutor:
             model.device,
             config.host_blocks,
         )
-        self._attention = make_attention(shape, self.cache)
+        self._run = model.bind(self.cache)
         self._state = BatchState(
             config.max_running, config.max_context, config.block_size, config.vocab_size
         )
@@ -145,7 +144,7 @@ class TorchExecutor:
 
     def _forward(self, batch: RaggedBatch, ends: np.ndarray) -> torch.Tensor:
         wanted = torch.from_numpy(ends).to(self._model.device)
-        return self._model.forward(batch, wanted, self._attention)
+        return self._run(batch, wanted)
 
     def _result(
         self, plan: StepPlan, sampled: IntArray, drawn: Draws, began: int, stall: int

@@ -1,15 +1,19 @@
 """Build a model from a Hugging Face folder or a GGUF file."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Generic
 
 import torch
 from torch import Tensor
 
 from engine.runtime.gguf_weights import GgufSource
-from engine.runtime.linear import Linear, make_linear
-from engine.runtime.model import Layer, LlamaModel
+from engine.runtime.linear import make_linear
+from engine.runtime.model import Layer, LlamaModel, Model, ProductT, Weights
 from engine.runtime.model_config import ModelConfig
+from engine.runtime.native.library import WholeStep, whole_step_for
+from engine.runtime.native.model import NativeLlama, fits
 from engine.runtime.operators import make_operators
 from engine.runtime.rope import RotaryTable
 from engine.runtime.weights import SafetensorsSource, WeightsError, WeightSource
@@ -33,6 +37,40 @@ def load_model(path: Path, dtype: torch.dtype, device: torch.device | str = "cpu
     return build_model(config, SafetensorsSource(path, place), dtype, place, readers)
 
 
+def load_quickest(path: Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> Model:
+    """As `load_model`, for whatever computes it soonest on this machine."""
+    step = whole_step_for(dtype) if torch.device(device).type == "cpu" else None
+    if step is None:
+        return load_model(path, dtype, device)
+    source: WeightSource
+    if path.is_file():
+        source = gguf = GgufSource(path)
+        config = gguf.config
+    else:
+        config = ModelConfig.from_folder(path)
+        source = SafetensorsSource(path)
+    return build_native(config, source, step) if fits(config) else load_model(path, dtype, device)
+
+
+def build_native(config: ModelConfig, source: WeightSource, step: WholeStep) -> NativeLlama:
+    """Assemble a bfloat16 model of shape `config`, which `fits`, from named tensors."""
+    cpu = torch.device("cpu")
+    parts = _Parts(config, source, torch.bfloat16, cpu, Weights)
+    embedding = parts.weight("model.embed_tokens", config.vocab_size, config.hidden_size)
+    head = embedding
+    if not config.tied_head:
+        head = parts.weight("lm_head", config.vocab_size, config.hidden_size)
+    return NativeLlama(
+        config=config,
+        embedding=None if config.tied_head else embedding,
+        head=head,
+        layers=map(parts.layer, range(config.num_layers)),
+        final_norm=parts.norm("model.norm", config.hidden_size),
+        rope=RotaryTable(config, config.context_length, cpu),
+        step=step,
+    )
+
+
 def build_model(
     config: ModelConfig,
     source: WeightSource,
@@ -41,7 +79,7 @@ def build_model(
     readers: int = 1,
 ) -> LlamaModel:
     """Assemble a model of shape `config` from named tensors, `readers` layers at a time."""
-    parts = _Parts(config, source, dtype, device)
+    parts = _Parts(config, source, dtype, device, make_linear)
     embedding = parts.weight("model.embed_tokens", config.vocab_size, config.hidden_size)
     head = embedding
     if not config.tied_head:
@@ -59,25 +97,34 @@ def build_model(
     )
 
 
-class _Parts:
-    """Reads named tensors, checks their shapes, and fuses those that are multiplied together."""
+class _Parts(Generic[ProductT]):
+    """Reads named tensors, checks their shapes, and fuses those that are multiplied together.
+
+    `make` is given the weight and the bias of each product.
+    """
 
     def __init__(
-        self, config: ModelConfig, source: WeightSource, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        source: WeightSource,
+        dtype: torch.dtype,
+        device: torch.device,
+        make: Callable[[Tensor, Tensor | None], ProductT],
     ) -> None:
         self._config = config
         self._source = source
         self._dtype = dtype
         self._device = device
+        self._make = make
 
-    def layers(self, readers: int) -> tuple[Layer, ...]:
+    def layers(self, readers: int) -> tuple[Layer[ProductT], ...]:
         every = range(self._config.num_layers)
         if readers == 1:
             return tuple(self.layer(index) for index in every)
         with ThreadPoolExecutor(readers) as pool:
             return tuple(pool.map(self.layer, every))
 
-    def layer(self, index: int) -> Layer:
+    def layer(self, index: int) -> Layer[ProductT]:
         config = self._config
         prefix = f"model.layers.{index}."
         attention = prefix + "self_attn."
@@ -105,12 +152,12 @@ class _Parts:
     def weight(self, name: str, *shape: int) -> Tensor:
         return self._read(name + ".weight", *shape).to(self._device, self._dtype)
 
-    def _fused(self, outputs: dict[str, int], inputs: int, *, bias: bool) -> Linear:
+    def _fused(self, outputs: dict[str, int], inputs: int, *, bias: bool) -> ProductT:
         """One product for several weights with the same input; `outputs` is their rows by name."""
         weight = self._stacked({name + ".weight": (rows, inputs) for name, rows in outputs.items()})
         if not bias:
-            return make_linear(weight)
-        return make_linear(
+            return self._make(weight, None)
+        return self._make(
             weight, self._stacked({name + ".bias": (rows,) for name, rows in outputs.items()})
         )
 

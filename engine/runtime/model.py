@@ -2,32 +2,66 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from engine.runtime.attention import AttentionBackend, StepT
+from engine.runtime.kv_cache import KVCache
 from engine.runtime.linear import Linear
 from engine.runtime.model_config import ModelConfig
+from engine.runtime.native.attention import make_attention
 from engine.runtime.operators import Operators
 from engine.runtime.ragged import RaggedBatch
 from engine.runtime.rope import RotaryTable
 
 Attend = Callable[[int, Tensor], Tensor]  # (layer, rotated qkv) -> what the heads attended to
 
+# Logits [W, vocab] of W wanted flat positions (int64) of a batch whose keys and values it stores.
+Forward = Callable[[RaggedBatch, Tensor], Tensor]
+
+
+class Model(Protocol):
+    """A model on one device, whatever computes it."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def bind(self, cache: KVCache) -> Forward:
+        """The forward pass over `cache`, for one thread at a time."""
+        ...
+
+
+class Weights(NamedTuple):
+    """What a product is made of: [out, in], and [out] or nothing."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+ProductT = TypeVar("ProductT")
+
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class Layer(Generic[ProductT]):
     """One decoder layer; query, key and value products are fused, and gate and up."""
 
     attention_norm: Tensor
-    qkv: Linear
+    qkv: ProductT
     qk_norm: Tensor | None  # [heads + kv_heads, head_dim]: the norm weight of each q and k head
-    output: Linear
+    output: ProductT
     mlp_norm: Tensor
-    gate_up: Linear
-    down: Linear
+    gate_up: ProductT
+    down: ProductT
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +76,15 @@ class LlamaModel:
     dtype: torch.dtype
     device: torch.device
     embedding: Tensor  # [vocab, hidden]
-    layers: tuple[Layer, ...]
+    layers: tuple[Layer[Linear], ...]
     final_norm: Tensor
     head: Linear
     rope: RotaryTable
     operators: Operators
+
+    def bind(self, cache: KVCache) -> Forward:
+        """The forward pass over `cache`, with the quickest attention there is for it."""
+        return partial(self.forward, attention=make_attention(self.config, cache))
 
     def forward(
         self, batch: RaggedBatch, wanted: Tensor, attention: AttentionBackend[StepT]

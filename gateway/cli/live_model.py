@@ -28,7 +28,7 @@ def live_options(command: F) -> F:
 
 def load_live(config_file: Path | None, source: str | None, threads: int | None) -> "LiveModel":
     """Load the model that the configuration serves, or another one. Raises CliError."""
-    from engine.runtime.loader import load_model
+    from engine.runtime.loader import load_quickest
     from engine.runtime.model_config import UnsupportedModelError
     from engine.runtime.store import ModelStoreError
     from engine.runtime.weights import WeightsError
@@ -40,7 +40,7 @@ def load_live(config_file: Path | None, source: str | None, threads: int | None)
         found = find_model(settings.model)
         kernel = kernel_config(found, settings.kernel)
         note(f"loading {settings.model.source}")
-        model = on_passing_thread(lambda: load_model(found.path, found.dtype, found.device))
+        model = on_passing_thread(lambda: load_quickest(found.path, found.dtype, found.device))
     except (ModelStoreError, ModelSourceError, UnsupportedModelError, WeightsError) as error:
         raise CliError(str(error), Exit.MODEL) from None
     return LiveModel(settings.model.source, model, kernel, settings.model.threads)

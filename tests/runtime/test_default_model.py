@@ -6,10 +6,9 @@ import torch
 
 from engine.core.config import KernelConfig
 from engine.core.plan import Sampling
-from engine.runtime.attention import GatherAttention
 from engine.runtime.executor import TorchExecutor
 from engine.runtime.kv_cache import KVCache
-from engine.runtime.loader import load_model
+from engine.runtime.loader import load_model, load_quickest
 from engine.runtime.ragged import ragged
 from engine.runtime.text.codec import TextCodec
 from tests.runtime.driver import generate
@@ -69,7 +68,7 @@ def forced_logits(model, ids, steps):
     """Logits of all positions of the sequences `ids` [R, n], all rows advancing by `steps`."""
     rows, length = ids.shape
     cache = KVCache(model.config, 64, 16, model.dtype, model.device)
-    backend = GatherAttention(model.config, cache)
+    forward = model.bind(cache)
     tables = np.random.default_rng(0).permutation(64).astype(np.int32)[: rows * 8].reshape(rows, 8)
     slots = np.arange(rows, dtype=np.int32)
     parts, start = [], 0
@@ -78,7 +77,7 @@ def forced_logits(model, ids, steps):
             starts, counts = np.full(rows, start, np.int32), np.full(rows, count, np.int32)
             batch = ragged(slots, starts, counts, ids.astype(np.int32), tables)
             every = torch.arange(rows * count)
-            parts.append(model.forward(batch, every, backend).float().view(rows, count, -1))
+            parts.append(forward(batch, every).float().view(rows, count, -1))
             start += count
     assert start == length
     return torch.cat(parts, 1)
@@ -125,7 +124,7 @@ def test_seeded_text_is_the_same_alone_and_batched(exact_model, prompt_ids):
 
 @pytest.mark.parametrize("steps", [[LENGTH], [16] + [1] * (LENGTH - 16)], ids=["whole", "decode"])
 def test_bf16_log_probabilities_stay_close(model_path, text_ids, reference_logits, steps):
-    model = load_model(model_path, torch.bfloat16)
+    model = load_quickest(model_path, torch.bfloat16)
     actual = forced_logits(model, text_ids, steps).log_softmax(-1)[:, :-1]
     expected = reference_logits.log_softmax(-1)[:, :-1]
     following = torch.from_numpy(text_ids)[:, 1:, None]

@@ -1,4 +1,4 @@
-"""Builds kernels.cpp with the machine's C++ compiler, once, and loads it.
+"""Builds kernels.cpp and its headers with the machine's C++ compiler, once, and loads it.
 
 The library is kept in the user's cache under a hash of its source, the command and the processor.
 """
@@ -24,6 +24,7 @@ FLAGS = (
     *("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-fno-trapping-math"),
     *("-fopenmp", "-shared", "-fPIC"),
 )
+SOURCES = (".cpp", ".h")
 COMPILERS = ("c++", "g++", "clang++")
 BUILD_SECONDS = 120.0
 SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "f32"}
@@ -67,6 +68,20 @@ class Kernels:
             setattr(self, name, function)
 
 
+WholeStep = Callable[[int, int], None]  # addresses of a Model and a Step of forward.h
+
+
+def whole_step_for(dtype: torch.dtype) -> WholeStep | None:
+    """A whole step in one call, or None where only single kernels were built, or none."""
+    library = _library()
+    if library is None or dtype != torch.bfloat16 or not hasattr(library, "forward_bf16"):
+        return None
+    library.forward_bf16.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    library.forward_bf16.restype = None
+    step: WholeStep = library.forward_bf16
+    return step
+
+
 def kernels_for(dtype: torch.dtype) -> Kernels | None:
     """Those for `dtype`, or None, with a warning the first time, where they cannot be built."""
     library = _library()
@@ -85,8 +100,9 @@ def _library() -> ctypes.CDLL | None:
 def build(folder: Path) -> Path:
     """The library's file in `folder`, built unless it is there. Raises BuildError or OSError."""
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
-    source = files(__package__).joinpath("kernels.cpp").read_bytes()
-    digest = hashlib.sha256(source + repr((FLAGS, _processor())).encode()).hexdigest()[:16]
+    found = sorted(files(__package__).iterdir(), key=lambda file: file.name)
+    sources = {file.name: file.read_bytes() for file in found if file.name.endswith(SOURCES)}
+    digest = hashlib.sha256(repr((sources, FLAGS, _processor())).encode()).hexdigest()[:16]
     target = folder / f"kernels-{digest}.so"
     if target.exists():
         return target
@@ -94,9 +110,10 @@ def build(folder: Path) -> Path:
         raise BuildError(f"none of the compilers {', '.join(COMPILERS)} is installed")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        text, made = Path(scratch, "kernels.cpp"), Path(scratch, "kernels.so")
-        text.write_bytes(source)
-        _compile((compiler, *FLAGS, str(text), "-o", str(made)))
+        for name, text in sources.items():
+            Path(scratch, name).write_bytes(text)
+        made = Path(scratch, "kernels.so")
+        _compile((compiler, *FLAGS, str(Path(scratch, "kernels.cpp")), "-o", str(made)))
         os.replace(made, target)  # at once, for another process may build it at the same time
     return target
 

@@ -1,0 +1,228 @@
+"""A Llama-family model whose whole step is one call into C++, with weights packed for it."""
+
+import ctypes
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.runtime.kv_cache import KVCache
+from engine.runtime.model import Forward, Layer, Weights
+from engine.runtime.model_config import ModelConfig
+from engine.runtime.native.attention import MOST_DIM, MOST_GROUP
+from engine.runtime.native.library import WholeStep
+from engine.runtime.ragged import RaggedBatch
+from engine.runtime.rope import RotaryTable
+
+LANES = 16  # outputs of a panel, as in packed.h
+COLUMNS = 2 * LANES
+
+
+def fits(config: ModelConfig) -> bool:
+    """Whether a model's sizes divide into whole panels, and the kernels have room for its heads."""
+    return (
+        config.head_dim % COLUMNS == 0
+        and config.head_dim <= MOST_DIM
+        and config.num_heads // config.num_kv_heads <= MOST_GROUP
+        and config.hidden_size % COLUMNS == 0
+        and config.intermediate_size % COLUMNS == 0
+    )
+
+
+def pack(weight: Tensor) -> Tensor:
+    """`weight` [out, in] in the panels of packed.h, zeros added up to a multiple of 32 outputs."""
+    rows, size = weight.shape
+    padded = weight.new_zeros(-(-rows // COLUMNS) * COLUMNS, size)
+    padded[:rows] = weight
+    return padded.view(-1, LANES, size // 2, 2).transpose(1, 2).contiguous()
+
+
+def alternate(stacked: Tensor) -> Tensor:
+    """Gate over up [2 * size, ...] in turns of 16: what one item of work needs of both."""
+    pairs = stacked.view(2, -1, LANES, *stacked.shape[1:])
+    return pairs.transpose(0, 1).reshape(stacked.shape)
+
+
+class _Fields(ctypes.Structure):
+    """Filled by name, with tensors and arrays as their addresses."""
+
+    def fill(self, **values: object) -> None:
+        for name, value in values.items():
+            setattr(self, name, _address(value))
+
+
+def _address(value: object) -> object:
+    if isinstance(value, Tensor):
+        return value.data_ptr()
+    if isinstance(value, np.ndarray):
+        return value.__array_interface__["data"][0]
+    return value
+
+
+def _pointers(names: str) -> list[tuple[str, type]]:
+    return [(name, ctypes.c_void_p) for name in names.split()]
+
+
+def _numbers(names: str) -> list[tuple[str, type]]:
+    return [(name, ctypes.c_int64) for name in names.split()]
+
+
+class _Layer(_Fields):
+    _fields_ = _pointers(
+        "attention_norm qk_norm mlp_norm qkv output gate_up down "
+        "qkv_bias output_bias gate_up_bias down_bias"
+    )
+
+
+class _Model(_Fields):
+    _fields_ = [
+        *_numbers("layers hidden intermediate heads kv_heads dim padded_vocab"),
+        *_pointers("layer embedding head final_norm cosines sines"),
+        *(("eps", ctypes.c_float), ("scale", ctypes.c_float)),
+    ]
+
+
+class _Step(_Fields):
+    _fields_ = [
+        *_numbers("tokens rows wanted table_blocks layer_numbers block"),
+        *_pointers("ids positions row_of starts counts offsets tables wanted_tokens"),
+        *_pointers("cache stream normed qkv mixed active logits"),
+    ]
+
+
+class NativeLlama:
+    """Weights of one model, held once. For bfloat16 on a processor that `whole_step` knows.
+
+    `embedding` is None where the head's weights are the embedding.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        embedding: Tensor | None,
+        head: Tensor,
+        layers: Iterable[Layer[Weights]],
+        final_norm: Tensor,
+        rope: RotaryTable,
+        step: WholeStep,
+    ) -> None:
+        self.config = config
+        self.dtype = torch.bfloat16
+        self.device = torch.device("cpu")
+        self.step = step
+        self._kept: list[object] = []  # what the structs point to
+        self._layers = (_Layer * config.num_layers)()
+        for fields, layer in zip(self._layers, layers, strict=True):
+            self._fill(fields, layer)
+        packed = pack(head)
+        self.padded_vocab = packed.shape[0] * LANES
+        self.fields = _Model()
+        self.fields.fill(
+            layers=config.num_layers,
+            hidden=config.hidden_size,
+            intermediate=config.intermediate_size,
+            heads=config.num_heads,
+            kv_heads=config.num_kv_heads,
+            dim=config.head_dim,
+            padded_vocab=self.padded_vocab,
+            layer=ctypes.addressof(self._layers),
+            embedding=self._keep(embedding),
+            head=self._keep(packed),
+            final_norm=self._keep(final_norm),
+            cosines=self._keep(rope.cos),
+            sines=self._keep(rope.sin),
+            eps=config.rms_eps,
+            scale=1.0 / math.sqrt(config.head_dim),
+        )
+
+    def bind(self, cache: KVCache) -> Forward:
+        """The forward pass over `cache`."""
+        return _NativeForward(self, cache)
+
+    def _fill(self, fields: _Layer, layer: Layer[Weights]) -> None:
+        for name in ("attention_norm", "qk_norm", "mlp_norm"):
+            fields.fill(**{name: self._keep(getattr(layer, name))})
+        for name in ("qkv", "output", "gate_up", "down"):
+            weight, bias = getattr(layer, name)
+            if name == "gate_up":
+                weight, bias = alternate(weight), None if bias is None else alternate(bias)
+            exact = None if bias is None else bias.float()
+            fields.fill(
+                **{name: self._keep(pack(weight)), name + "_bias": self._keep(exact)},
+            )
+
+    def _keep(self, value: Tensor | None) -> Tensor | None:
+        self._kept.append(value)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What one step writes between its products; of use to the next one too."""
+
+    stream: Tensor
+    normed: Tensor
+    qkv: Tensor
+    mixed: Tensor
+    active: Tensor
+
+
+class _NativeForward:
+    """One model over one cache; for one thread at a time."""
+
+    def __init__(self, model: NativeLlama, cache: KVCache) -> None:
+        self._model = model
+        self._cache = cache
+        self._room = 0  # positions that `_work` is for
+        self._work: _Work
+
+    def __call__(self, batch: RaggedBatch, wanted: Tensor) -> Tensor:
+        """Logits [len(wanted), vocab] of flat positions `wanted`; stores all keys and values."""
+        model, blocks, tokens = self._model, self._cache.blocks, len(batch.tokens)
+        if tokens > self._room:
+            self._room, self._work = tokens, self._make(tokens)
+        logits = torch.empty(len(wanted), model.padded_vocab, dtype=model.dtype)
+        step, work = _Step(), self._work
+        step.fill(
+            tokens=tokens,
+            rows=len(batch.counts),
+            wanted=len(wanted),
+            table_blocks=batch.tables.shape[1],
+            layer_numbers=blocks[0].numel(),
+            block=self._cache.block_size,
+            ids=batch.tokens,
+            positions=batch.positions,
+            row_of=batch.row_of,
+            starts=batch.starts,
+            counts=batch.counts,
+            offsets=batch.offsets,
+            tables=batch.tables,
+            wanted_tokens=wanted,
+            cache=blocks,
+            stream=work.stream,
+            normed=work.normed,
+            qkv=work.qkv,
+            mixed=work.mixed,
+            active=work.active,
+            logits=logits,
+        )
+        model.step(ctypes.addressof(model.fields), ctypes.addressof(step))
+        return logits[:, : model.config.vocab_size]
+
+    def _make(self, tokens: int) -> _Work:
+        config = self._model.config
+        query, key_value = config.query_size, config.kv_size
+
+        def room(size: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+            return torch.empty(tokens, size, dtype=dtype)
+
+        return _Work(
+            stream=room(config.hidden_size, torch.float32),
+            normed=room(config.hidden_size),
+            qkv=room(query + 2 * key_value),
+            mixed=room(query),
+            active=room(config.intermediate_size),
+        )
