@@ -11,7 +11,7 @@ from engine.core.pressure import Inquiry, Pressure
 from engine.host.worker import EngineState
 from gateway.auth import admit, authenticate
 from gateway.call import Call, send_json
-from gateway.connection import abort
+from gateway.connection import connection_of
 from gateway.errors import TABLE, ApiError, Reason
 from gateway.flows import flow_of
 from gateway.hangup import Hangup
@@ -39,7 +39,7 @@ class Backpressure:
         self._desk = desk
         self._streams = Slots(MOST_STREAMS, MOST_OF_A_TENANT)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, _: Receive, send: Send) -> None:
         call = Call.of(scope)
         principal = await admit(call, self._gateway, READ)
         wanted = call.headers.get("accept", "")
@@ -48,13 +48,13 @@ class Backpressure:
             return
         limits = self._gateway.limits
         events = EventStream(send, call, limits.keepalive, limits.write_timeout)
-        with self._streams.hold(principal.tenant.id):
-            async with Hangup(receive) as hangup:
-                try:
-                    await self._stream(events, call, await self._state(call, principal), hangup)
-                except StalledError:
-                    abort(scope)
-                    await hangup.wait()
+        connection = connection_of(scope)
+        with self._streams.hold(principal.tenant.id), Hangup(connection) as hangup:
+            try:
+                await self._stream(events, call, await self._state(call, principal), hangup)
+            except StalledError:
+                connection.abort()
+                await hangup.wait()
 
     async def _stream(self, events: EventStream, call: Call, state: State, hangup: Hangup) -> None:
         told: State | None = state

@@ -1,18 +1,51 @@
-"""Connections that can be cut: a caller who stops reading is not waited for."""
+"""Connections that tell when they are lost, and that can be cut.
+
+No framework cancels a handler that is not writing, and whoever stops reading is not waited for.
+"""
+
+from collections.abc import Callable
+from typing import Any
 
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-_ABORT = "watermaster.abort"
+_KEY = "watermaster.connection"
 
 
-class AbortableProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, which lets the application abort the connection of a request."""
+class WatchedProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, which the application finds by `connection_of` while it answers."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._lost = False
+        self._on_gone: Callable[[], None] | None = None
+
+    def watch(self, on_gone: Callable[[], None]) -> None:
+        """Call `on_gone` when the caller hangs up, at once if that has happened."""
+        # uvicorn stops reading while it holds a long body, and would not notice.
+        self.flow.resume_reading()
+        self._on_gone = on_gone
+        if self._lost:
+            on_gone()
+
+    def unwatch(self) -> None:
+        """Call nobody any more."""
+        self._on_gone = None
+
+    def abort(self) -> None:
+        """Close the connection at once, dropping what was not sent yet."""
+        self.transport.abort()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        extensions: dict[str, object] = {_ABORT: self.transport.abort}
+        extensions: dict[str, object] = {_KEY: self}
         self.scope["extensions"] = extensions  # type: ignore[typeddict-item]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._lost = True
+        if self._on_gone is not None:
+            self._on_gone()
 
     def timeout_keep_alive_handler(self) -> None:
         # Closing would wait until the rest of the last answer is read.
@@ -21,6 +54,7 @@ class AbortableProtocol(HttpToolsProtocol):
         super().timeout_keep_alive_handler()
 
 
-def abort(scope: Scope) -> None:
-    """Close the connection of a request at once, dropping what was not sent yet."""
-    scope["extensions"][_ABORT]()
+def connection_of(scope: Scope) -> WatchedProtocol:
+    """The one on which a request came."""
+    connection: WatchedProtocol = scope["extensions"][_KEY]
+    return connection

@@ -1,14 +1,10 @@
-"""Notices that the caller hung up, before the first token and after, streaming or not.
-
-No framework cancels a handler that is not writing, so we watch `receive()` ourselves.
-"""
+"""Notices that the caller hung up, before the first token and after, streaming or not."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Protocol, Self
-
-from starlette.types import Receive
 
 from telemetry.events import Cause
 
@@ -17,11 +13,23 @@ class Cancellable(Protocol):
     def cancel(self, cause: Cause) -> None: ...
 
 
-class Hangup:
-    """Watches a connection whose request body has been read; an async context manager."""
+class Audience(Protocol):
+    """Whom an answer is written for."""
 
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
+    def watch(self, on_gone: Callable[[], None]) -> None:
+        """Call `on_gone` once nobody is there any more, at once if that is so already."""
+        ...
+
+    def unwatch(self) -> None:
+        """Call nobody any more."""
+        ...
+
+
+class Hangup:
+    """Watches an audience whose request has been read; a context manager."""
+
+    def __init__(self, audience: Audience) -> None:
+        self._audience = audience
         self._gone = asyncio.Event()
         self._work: Cancellable | None = None
 
@@ -30,11 +38,11 @@ class Hangup:
         return self._gone.is_set()
 
     async def wait(self) -> None:
-        """Return once the connection is gone."""
+        """Return once the audience is gone."""
         await self._gone.wait()
 
     async def within(self, seconds: float) -> bool:
-        """Whether the connection is gone, or goes in that time; returns once it is."""
+        """Whether the audience is gone, or goes in that time; returns once it is."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._gone.wait()
@@ -46,24 +54,19 @@ class Hangup:
         if self.happened:
             work.cancel(Cause.DISCONNECTED)
 
-    async def __aenter__(self) -> Self:
-        self._watcher = asyncio.create_task(self._watch())
+    def __enter__(self) -> Self:
+        self._audience.watch(self._note)
         return self
 
-    async def __aexit__(
+    def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._watcher.cancel()
-        await asyncio.wait((self._watcher,))
-        if not self._watcher.cancelled():
-            self._watcher.result()  # a fault of its own is not to pass unseen
+        self._audience.unwatch()
 
-    async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+    def _note(self) -> None:
         self._gone.set()
         if self._work is not None:
             self._work.cancel(Cause.DISCONNECTED)

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from gateway.connection import AbortableProtocol
+from gateway.connection import WatchedProtocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class ConnectionLimits:
     head_timeout: float
 
 
-class BoundedHttpProtocol(AbortableProtocol):
+class BoundedHttpProtocol(WatchedProtocol):
     """Subclassed by `bounded` to hold the limits; uvicorn makes one for each connection."""
 
     limits: ConnectionLimits

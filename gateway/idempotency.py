@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 import orjson
-from starlette.types import Receive, Send
 
 from gateway.errors import ApiError, Reason, Row
 from gateway.generate import find_model
@@ -34,7 +33,7 @@ LEAST_WAIT_MS = 100  # for a call that takes longer than was thought
 logger = logging.getLogger("watermaster")
 
 # Computes an answer; returns what a stream failed of in-band. Raises ApiError.
-Run = Callable[[Receive, Send], Awaitable[Row | None]]
+Run = Callable[[Recording], Awaitable[Row | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +164,7 @@ class Idempotency:
         renewing = asyncio.create_task(self._renew(name, token))
         good = False
         try:
-            good = await run(recording.receive, recording.send) is None and recording.ended
+            good = await run(recording) is None and recording.ended
         except ApiError as error:
             recording.fail(error)
         finally:

@@ -11,7 +11,7 @@ from gateway.answer import Answer
 from gateway.auth import admit
 from gateway.body import read_body
 from gateway.call import Call
-from gateway.connection import abort
+from gateway.connection import connection_of
 from gateway.deadlines import Deadlines, TimeLimits, read_deadlines, resolve
 from gateway.errors import TABLE, ApiError, Reason, Row
 from gateway.flows import flow_of
@@ -20,6 +20,7 @@ from gateway.hangup import Hangup
 from gateway.idempotency import Idempotency, read_payload
 from gateway.lineage import read_ids
 from gateway.quota import Ticket
+from gateway.recording import Recording
 from gateway.returns import Return, read_return
 from gateway.routing import Router
 from gateway.shape import Prepared, Shape
@@ -74,7 +75,8 @@ class Inference:
     ) -> None:
         with await self._gateway.quota.open(admission.principal.tenant) as ticket:
             body = await self._read(scope, receive)
-            await self._run(body, admission, ticket, trace, scope, receive, send)
+            with Hangup(connection_of(scope)) as hangup:
+                await self._run(body, admission, ticket, trace, hangup, scope, send)
 
     async def _once(
         self, admission: Admission, trace: RequestTrace, scope: Scope, receive: Receive, send: Send
@@ -85,11 +87,13 @@ class Inference:
         assert key is not None
         body = await self._read(scope, receive)
 
-        async def run(receive: Receive, send: Send) -> Row | None:
-            with await gateway.quota.open(tenant) as ticket:
-                return await self._run(body, admission, ticket, trace, scope, receive, send)
+        async def run(recording: Recording) -> Row | None:
+            with await gateway.quota.open(tenant) as ticket, Hangup(recording) as hangup:
+                return await self._run(
+                    body, admission, ticket, trace, hangup, scope, recording.send
+                )
 
-        async with Hangup(receive) as hangup:
+        with Hangup(connection_of(scope)) as hangup:
             read = partial(read_payload, scope["path"], body, principal, gateway.models)
             short = len(body) <= SHORT_BODY
             asked = read() if short else await gateway.workers.run(tenant.id, read)
@@ -103,7 +107,7 @@ class Inference:
             except TimeoutError:
                 raise ApiError(Cause.DEADLINE, facts={"cause": str(Cause.DEADLINE)}) from None
             except StalledError:
-                abort(scope)
+                connection_of(scope).abort()
                 await hangup.wait()
                 done = False
         gone = TABLE[Cause.DISCONNECTED]
@@ -120,14 +124,13 @@ class Inference:
         admission: Admission,
         ticket: Ticket,
         trace: RequestTrace,
+        hangup: Hangup,
         scope: Scope,
-        receive: Receive,
         send: Send,
     ) -> Row | None:
         """Compute the answer; returns what a stream failed of in-band, if it did."""
-        async with Hangup(receive) as hangup:
-            prepared = await self._prepare(body, admission.principal)
-            return await self._serve(prepared, admission, ticket, trace, hangup, scope, send)
+        prepared = await self._prepare(body, admission.principal)
+        return await self._serve(prepared, admission, ticket, trace, hangup, scope, send)
 
     async def _admit(self, call: Call) -> Admission:
         gateway = self._gateway
@@ -183,7 +186,7 @@ class Inference:
             failure = await self._write(answer, prepared.request.stream, call, send)
         except StalledError:
             generation.cancel(Cause.SLOW_READER)
-            abort(scope)
+            connection_of(scope).abort()
             await hangup.wait()
             failure = TABLE[Cause.SLOW_READER]
         finally:

@@ -32,7 +32,7 @@ class Room:
 
 
 class Recording:
-    """`send` and `receive` are those that an ASGI application is called with."""
+    """`send` is what an ASGI application is called with; see `gateway.hangup.Audience`."""
 
     def __init__(self, room: Room, on_abandoned: Callable[[], None] = lambda: None) -> None:
         self._room = room
@@ -45,7 +45,8 @@ class Recording:
         self._pieces: deque[bytes] = deque()
         self._held = 0  # their bytes
         self._readers: set[Reader] = set()
-        self._abandoned = asyncio.Event()
+        self._abandoned = False
+        self._on_gone: Callable[[], None] | None = None
         self._news = asyncio.Event()
 
     @property
@@ -82,10 +83,15 @@ class Recording:
             self._trim()
         self.wake()
 
-    async def receive(self) -> Message:
-        """Returns once nobody reads any more."""
-        await self._abandoned.wait()
-        return {"type": "http.disconnect"}
+    def watch(self, on_gone: Callable[[], None]) -> None:
+        """Call `on_gone` once nobody reads any more, at once if that is so already."""
+        self._on_gone = on_gone
+        if self._abandoned:
+            on_gone()
+
+    def unwatch(self) -> None:
+        """Call nobody any more."""
+        self._on_gone = None
 
     def replay(self, body: bytes, *, stream: bool) -> None:
         """Be a complete answer that was kept."""
@@ -116,7 +122,9 @@ class Recording:
     def leave(self, reader: "Reader") -> None:
         self._readers.discard(reader)
         if not (self._readers or self.ended or self.error):
-            self._abandoned.set()
+            self._abandoned = True
+            if self._on_gone is not None:
+                self._on_gone()
             self._on_abandoned()
 
     def _trim(self) -> None:
