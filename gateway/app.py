@@ -2,12 +2,9 @@
 
 from functools import partial
 
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Match, Route
+from starlette.routing import Match, Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.admin import Admin
 from gateway.backpressure import Backpressure
@@ -30,46 +27,54 @@ from gateway.tasks import Tasks
 from gateway.usage import UsageRoute
 
 
-def build_app(gateway: Gateway) -> Starlette:
+def build_app(gateway: Gateway) -> ASGIApp:
     """The ASGI application that serves `gateway`."""
+    return Edge(_Routed(build_routes(gateway)), gateway.clock)
+
+
+def build_routes(gateway: Gateway) -> list[Route]:
+    """Everything that is served."""
     health, models, desk = Health(gateway), Models(gateway), PressureDesk()
     keyed = Idempotency(gateway.access.store.calls, gateway.clock, desk)
     answers = partial(Inference, gateway, keyed)
-    app = Starlette(
-        routes=[
-            Route("/v1/chat/completions", answers(ChatShape()), methods=["POST"]),
-            Route("/v1/completions", answers(CompletionShape()), methods=["POST"]),
-            Route(MESSAGES_PATH, answers(MessagesShape()), methods=["POST"]),
-            Route("/v1/models", models.list),
-            Route("/v1/models/{model:path}", models.one),
-            Route("/v1/backpressure", Backpressure(gateway, desk), methods=["GET"]),
-            Route("/v1/tasks/{task}", TaskState(gateway).task),
-            *Tasks(gateway).routes(),
-            *Admin(gateway).routes(),
-            Route("/v1/usage", UsageRoute(gateway).usage),
-            Route("/v1/requests/{request}/explain", Explain(gateway).request),
-            Route("/health", health.health),
-            Route("/ready", health.ready),
-            Route("/metrics", health.metrics),
-            Route("/openapi.json", OpenApi().document),
-        ],
-        middleware=[Middleware(Edge, clock=gateway.clock)],
-        exception_handlers={HTTPException: _raise_ours},
-    )
-    app.router.redirect_slashes = False
-    return app
+    return [
+        Route("/v1/chat/completions", answers(ChatShape()), methods=["POST"]),
+        Route("/v1/completions", answers(CompletionShape()), methods=["POST"]),
+        Route(MESSAGES_PATH, answers(MessagesShape()), methods=["POST"]),
+        Route("/v1/models", models.list),
+        Route("/v1/models/{model:path}", models.one),
+        Route("/v1/backpressure", Backpressure(gateway, desk), methods=["GET"]),
+        Route("/v1/tasks/{task}", TaskState(gateway).task),
+        *Tasks(gateway).routes(),
+        *Admin(gateway).routes(),
+        Route("/v1/usage", UsageRoute(gateway).usage),
+        Route("/v1/requests/{request}/explain", Explain(gateway).request),
+        Route("/health", health.health),
+        Route("/ready", health.ready),
+        Route("/metrics", health.metrics),
+        Route("/openapi.json", OpenApi().document),
+    ]
 
 
-async def _raise_ours(request: Request, error: Exception) -> Response:
-    """The router's own refusals, in our shape."""
-    assert isinstance(error, HTTPException)
-    if error.status_code != 405:
-        raise ApiError(Reason.NOT_FOUND)
-    raise ApiError(Reason.METHOD_NOT_ALLOWED, headers={"allow": _methods(request)})
+class _Routed:
+    """The routes, with the router's own refusals in our shape."""
 
+    def __init__(self, routes: list[Route]) -> None:
+        self._routes = routes
+        self._router = Router(routes, redirect_slashes=False)
 
-def _methods(request: Request) -> str:
-    """Those of every route at the path; the router names the first one's only."""
-    routes = [route for route in request.app.routes if isinstance(route, Route)]
-    at_path = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
-    return ", ".join(sorted({method for route in at_path for method in route.methods or ()}))
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self  # within an application, the router raises instead of answering
+        try:
+            await self._router(scope, receive, send)
+        except HTTPException as error:
+            if error.status_code != 405:
+                raise ApiError(Reason.NOT_FOUND) from None
+            raise ApiError(
+                Reason.METHOD_NOT_ALLOWED, headers={"allow": self._methods(scope)}
+            ) from None
+
+    def _methods(self, scope: Scope) -> str:
+        """Those of every route at the path; the router names the first one's only."""
+        at_path = [route for route in self._routes if route.matches(scope)[0] is not Match.NONE]
+        return ", ".join(sorted({method for route in at_path for method in route.methods or ()}))

@@ -1,6 +1,6 @@
 """Who is calling and whether they may: keys, before anything else is read."""
 
-from starlette.datastructures import Headers
+from collections.abc import Mapping
 
 from gateway.call import Call
 from gateway.errors import ApiError, Reason
@@ -22,12 +22,14 @@ async def admit(call: Call, gateway: Gateway, scope: str) -> Principal:
     return _holding(principal, scope)
 
 
-async def authenticate(headers: Headers, authenticator: Authenticator, scope: str) -> Principal:
+async def authenticate(
+    headers: Mapping[str, str], authenticator: Authenticator, scope: str
+) -> Principal:
     """The same for a call that was admitted before, to see that its key still holds."""
     return _holding(await _identify(headers, authenticator), scope)
 
 
-async def _identify(headers: Headers, authenticator: Authenticator) -> Principal:
+async def _identify(headers: Mapping[str, str], authenticator: Authenticator) -> Principal:
     try:
         return await authenticator.authenticate(presented_key(headers))
     except AuthError as error:
@@ -47,7 +49,7 @@ def _holding(principal: Principal, scope: str) -> Principal:
     return principal
 
 
-def presented_key(headers: Headers) -> str | None:
+def presented_key(headers: Mapping[str, str]) -> str | None:
     """From `authorization: Bearer`, else from `x-api-key`, as Anthropic's clients send it."""
     kind, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() if kind.lower() == "bearer" else headers.get("x-api-key")

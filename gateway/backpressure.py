@@ -84,7 +84,7 @@ class Backpressure:
         """Of a call sent now with these headers; one that names no task counts as a new one."""
         gateway = self._gateway
         tenant = principal.tenant
-        lineage = read_ids(call.headers, "", call.headers.getlist("baggage")).lineage(tenant.id)
+        lineage = read_ids(call.headers, "").lineage(tenant.id)
         inquiry = Inquiry(
             flow_of(principal, lineage, gateway.limits.domain),
             tenant.queue_requests,

@@ -4,7 +4,6 @@ The form is that of https://www.w3.org/TR/baggage/. What is malformed is ignored
 the header may have been written hops away by somebody who knows nothing of us.
 """
 
-from collections.abc import Iterable
 from urllib.parse import unquote
 
 from telemetry import semconv
@@ -12,13 +11,13 @@ from telemetry import semconv
 KEYS = {semconv.TASK: "x-task-id", semconv.RUN: "x-run-id", semconv.ATTEMPT: "x-attempt-id"}
 
 
-def read_baggage(lines: Iterable[str]) -> dict[str, str]:
+def read_baggage(text: str) -> dict[str, str]:
     """The values of our keys, unchecked, under the names of the headers that say the same.
 
-    `lines` are all headers of that name. Of a key that comes twice the last one counts.
+    `text` is the header's, its lines joined by commas. Of a key that comes twice the last counts.
     """
     found = {}
-    for member in ",".join(lines).split(","):
+    for member in text.split(","):
         pair = member.partition(";")[0]  # properties follow
         key, _, value = pair.partition("=")
         name = KEYS.get(key.strip(" \t"))

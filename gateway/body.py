@@ -1,8 +1,8 @@
 """Reading a request body: bounded in bytes and in time before anything looks inside."""
 
 import asyncio
+from collections.abc import Mapping
 
-from starlette.datastructures import Headers
 from starlette.types import Receive
 
 from gateway.errors import ApiError, Reason
@@ -13,7 +13,9 @@ from telemetry.events import Cause
 LINGER = 2.0
 
 
-async def read_body(headers: Headers, receive: Receive, limit: int, seconds: float) -> bytes:
+async def read_body(
+    headers: Mapping[str, str], receive: Receive, limit: int, seconds: float
+) -> bytes:
     """The whole body, of at most `limit` bytes that arrive within `seconds`.
 
     Raises ApiError: 413 when it is larger, 408 when it is slower, and DISCONNECTED when the caller
@@ -34,7 +36,7 @@ async def read_body(headers: Headers, receive: Receive, limit: int, seconds: flo
         ) from None
 
 
-def _declared(headers: Headers) -> int:
+def _declared(headers: Mapping[str, str]) -> int:
     text = headers.get("content-length", "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
 

@@ -1,10 +1,9 @@
 """What path and headers alone tell of one HTTP call, and the ASGI plumbing around it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import orjson
-from starlette.datastructures import Headers
 from starlette.types import Scope, Send
 
 from gateway.dialect import Dialect, render
@@ -17,11 +16,14 @@ JSON = (b"content-type", b"application/json")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`arrived` is in monotonic ns. `told` gives headers for whatever answer begins."""
+    """`headers` are by lower-case name. `arrived` is in monotonic ns. `told` gives headers for
+
+    whatever answer begins.
+    """
 
     request_id: str
     dialect: Dialect
-    headers: Headers
+    headers: Mapping[str, str]
     arrived: int
     told: list[Callable[[], RawHeaders]] = field(default_factory=list)
 
@@ -30,6 +32,18 @@ class Call:
         """The call that the outermost middleware put into `scope`."""
         call: Call = scope[CALL_KEY]
         return call
+
+
+def read_headers(scope: Scope) -> dict[str, str]:
+    """Of a name that comes twice the first line counts, or all of them where it is a list."""
+    headers: dict[str, str] = {}
+    for raw, value in scope["headers"]:
+        name = raw.decode("latin-1")
+        if name not in headers:
+            headers[name] = value.decode("latin-1")
+        elif name == "baggage":
+            headers[name] += "," + value.decode("latin-1")
+    return headers
 
 
 async def send_whole(

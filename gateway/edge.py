@@ -2,10 +2,9 @@
 
 import logging
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.call import CALL_KEY, Call, send_error
+from gateway.call import CALL_KEY, Call, read_headers, send_error
 from gateway.dialect import dialect_of
 from gateway.errors import ApiError, Reason
 from gateway.lineage import request_id
@@ -27,7 +26,7 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
+        headers = read_headers(scope)
         dialect = dialect_of(scope["path"])
         call = Call(request_id(headers), dialect, headers, self._clock.now())
         scope[CALL_KEY] = call

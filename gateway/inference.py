@@ -139,8 +139,7 @@ class Inference:
         if gateway.ledger.full:
             raise ApiError(Reason.USAGE_UNRECORDED)
         principal = await admit(call, gateway, INFERENCE)
-        baggage = call.headers.getlist("baggage")
-        ids = read_ids(call.headers, call.request_id, baggage)
+        ids = read_ids(call.headers, call.request_id)
         lineage = ids.lineage(principal.tenant.id, principal.key.public_id)
         instants, timeouts = read_deadlines(call.headers, gateway.clock)
         if ids.task is not None and timeouts.end is not None:

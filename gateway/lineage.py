@@ -1,7 +1,7 @@
 """Cancellation identities and the request id, read from headers or baggage or made up."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,14 +58,14 @@ def request_id(headers: Mapping[str, str]) -> str:
     return given if valid_id(given) else fresh("req-")
 
 
-def read_ids(headers: Mapping[str, str], request: str, baggage: Iterable[str] = ()) -> Ids:
+def read_ids(headers: Mapping[str, str], request: str) -> Ids:
     """Ids of a call that answers as `request`; its own headers go before its baggage's members.
 
-    Raises ApiError 400 for a malformed header, and passes over what is malformed in `baggage`.
+    Raises ApiError 400 for a malformed header, and passes over what is malformed in baggage.
     """
     if "x-request-id" in headers:
         check_id("x-request-id", headers["x-request-id"])
-    carried = read_baggage(baggage)
+    carried = read_baggage(headers.get("baggage", ""))
     return Ids(request, *(_part(name, headers, carried.get(name, "")) for name in KEYS.values()))
 
 

@@ -227,6 +227,7 @@ def _http_server(settings: ServerSettings, gateway: Gateway) -> HttpServer:
         access_log=False,
         log_config=None,
         server_header=False,
+        proxy_headers=False,  # nobody asks where a call came from
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=CLOSING_SECONDS,
     )

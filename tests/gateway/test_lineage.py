@@ -2,6 +2,7 @@
 
 import pytest
 
+from gateway.call import read_headers
 from gateway.errors import ApiError
 from gateway.lineage import read_ids, request_id, valid_id
 from telemetry.lineage import Lineage
@@ -37,7 +38,8 @@ def test_the_longest_id_passes():
 
 def carried(*lines: str, **headers: str) -> tuple[str | None, str | None, str | None]:
     named = {f"x-{part}-id": text for part, text in headers.items()}
-    ids = read_ids(named, "req-1", lines)
+    headers = [(b"baggage", line.encode("latin-1")) for line in lines]
+    ids = read_ids(named | read_headers({"headers": headers}), "req-1")
     return ids.task, ids.run, ids.attempt
 
 
