@@ -21,6 +21,8 @@ def plan(state: KernelState, now: int) -> StepPlan | None:
     if len(state.flights) >= state.config.max_in_flight:
         return None
     attend(state, now)
+    if not (state.sequences or state.stalls or state.leaving):
+        return None  # nothing lives, and nothing is left to be said of what did
     relieve_lag(state, now)
     draft = _draft(state, now)
     while draft.empty and not state.flights and _someone_may_run(state, now):
