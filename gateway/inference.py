@@ -171,7 +171,8 @@ class Inference:
         request = _request(prepared, admission, self._gateway.limits.domain)
         placed = await self._router.place(prepared, request, admission.principal, hangup, ticket)
         prepared, generation = placed.prepared, placed.generation
-        _describe(trace, prepared, placed.request)
+        if trace.recorded:
+            _describe(trace, prepared, placed.request)
         trace.follow(generation.sequences)
         clock, history = self._gateway.clock, prepared.model.history
         call = Call.of(scope)
@@ -192,7 +193,8 @@ class Inference:
             # Whatever went wrong above, nothing goes on computing for nobody.
             generation.cancel(Cause.DISCONNECTED)
             history.record(CallAnswered(clock.now(), generation.sequences))
-        trace.finish(200, error=failure.code if failure else None, attributes=answer.attributes())
+        attributes = answer.attributes() if trace.recorded else None
+        trace.finish(200, error=failure.code if failure else None, attributes=attributes)
         return failure
 
     async def _write(self, answer: Answer, stream: bool, call: Call, send: Send) -> Row | None:

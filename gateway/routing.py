@@ -49,7 +49,9 @@ class Router:
         await _cover(ticket, prepared)
         fallback = _fallback(prepared, request, principal)
         choice = OnInfeasible.ROUTE if fallback else _without_route(prepared, request)
-        first = _ask(prepared, replace(request, on_infeasible=choice), hangup, ticket)
+        if choice != request.on_infeasible:
+            request = replace(request, on_infeasible=choice)
+        first = _ask(prepared, request, hangup, ticket)
         if fallback is None:
             return first
         try:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from threading import Timer
+from typing import ClassVar
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
@@ -53,6 +54,8 @@ def exporter(kind: str, endpoint: str = "") -> SpanExporter | None:
 class RequestTrace:
     """The spans of one request. This base records nothing and costs nothing."""
 
+    recorded: ClassVar[bool] = False  # whether it is worth finding out what to say
+
     def describe(
         self,
         model: str,
@@ -88,12 +91,6 @@ class RequestTrace:
         """
 
 
-def _carried(headers: Mapping[str, str]) -> dict[str, str]:
-    """The caller's trace context, which goes into spans as it is; without a key pasted into it."""
-    sent = ((name, headers.get(name, "")) for name in ("traceparent", "tracestate"))
-    return {name: value for name, value in sent if not holds_key(value)}
-
-
 class Tracing:
     """Makes and feeds the traces. Used from one event loop; exports on a thread of its own."""
 
@@ -122,7 +119,7 @@ class Tracing:
         offset = self._clock.wall() - self._clock.now()
         span = self._tracer.start_span(
             operation,
-            context=self._propagator.extract(_carried(headers), context=Context()),
+            context=self._context(headers),
             kind=SpanKind.SERVER,
             attributes={
                 semconv.OPERATION: operation,
@@ -135,6 +132,14 @@ class Tracing:
         return _RecordedTrace(
             self._tracer, self._clock, self._followed, span, operation, arrived, offset
         )
+
+    def _context(self, headers: Mapping[str, str]) -> Context:
+        """The caller's, without a key pasted into it: it goes into spans as it is."""
+        if "traceparent" not in headers:
+            return Context()
+        sent = ((name, headers.get(name, "")) for name in ("traceparent", "tracestate"))
+        carried = {name: value for name, value in sent if not holds_key(value)}
+        return self._propagator.extract(carried, context=Context())
 
     def apply_all(self, events: Iterable[Event]) -> None:
         """Read the engine's events; a reader of the event pump."""
@@ -163,6 +168,8 @@ class Tracing:
 
 class _RecordedTrace(RequestTrace):
     """`offset` turns monotonic into wall ns, the same for the whole tree."""
+
+    recorded: ClassVar[bool] = True
 
     def __init__(
         self,

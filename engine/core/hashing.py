@@ -5,6 +5,7 @@ keeps tenants, model revisions and adapters apart. BLAKE2b makes a collision bet
 infeasible and the value independent of PYTHONHASHSEED.
 """
 
+from functools import lru_cache
 from hashlib import blake2b
 
 import numpy as np
@@ -14,6 +15,7 @@ from engine.core.plan import IntArray
 DIGEST_BYTES = 16
 
 
+@lru_cache(maxsize=1024)
 def salt_of(*parts: str) -> bytes:
     """The root of a chain, from parts such as tenant, model revision and adapter."""
     digest = blake2b(digest_size=DIGEST_BYTES)

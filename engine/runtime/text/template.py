@@ -72,11 +72,14 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         try:
-            return environment.from_string(self._source)
+            template = environment.from_string(self._source)
         except jinja2.TemplateSyntaxError as error:
             raise ChatTemplateError(
                 f"the model's chat template is not valid Jinja: {_one_line(error)}"
             ) from error
+        # Every rendering copies them, and Jinja's chain of maps is slow to copy.
+        template.globals = dict(template.globals)
+        return template
 
 
 def _raise_exception(message: object) -> None:
