@@ -111,8 +111,7 @@ class Leases:
 
     async def close(self) -> None:
         """Give up all leases, after `run` has ended."""
-        if self._alarm:
-            self._alarm.cancel()
+        self._disarm()
         self._away = None
         if self._entries:
             await self._exchange(self._entries, leaving=list(self._entries))
@@ -154,11 +153,17 @@ class Leases:
         if self._alarm is None and not self._away:
             self._alarm = asyncio.get_running_loop().call_later(seconds, self._ring)
 
+    def _disarm(self) -> None:
+        if self._alarm:
+            self._alarm.cancel()
+            self._alarm = None
+
     def _ring(self) -> None:
         self._alarm = None
         self._work.set()
 
     async def _exchange(self, entries: Mapping[str, Entry], leaving: Collection[str]) -> None:
+        self._disarm()  # what it is for is told now; soon again, there would be little to tell
         sent = self._clock.now()
         entries = dict(entries)
         for name in leaving:
