@@ -118,7 +118,8 @@ def _ledger(settings: Settings, access: StoreAccess, clock: Clock) -> Ledger:
         interval=usage.flush_interval,
         most_bytes=usage.journal_bytes,
     )
-    return Ledger(config, UsageStore(access.store.connection, usage.retention_days), clock)
+    store = UsageStore(access.store.connection, usage.retention_days)
+    return Ledger(config, store, clock, access.departed)
 
 
 async def _build_models(

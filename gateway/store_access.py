@@ -12,9 +12,10 @@ from gateway.store_health import StoreHealth
 from telemetry.clock import Clock
 from tenants.auth import Authenticator
 from tenants.connection import cancelled
+from tenants.departed import Departed
 from tenants.embedded import EmbeddedStoreError, EmbeddedValkey
 from tenants.leases import Leases
-from tenants.replica import Replica, claim
+from tenants.replica import claim
 from tenants.store import Store, StoreUnavailable
 
 STORE_CHECK_SECONDS = 1.0  # known keys go on working meanwhile
@@ -31,6 +32,7 @@ class StoreAccess:
     health: StoreHealth
     leases: Leases
     courier: Courier
+    departed: Departed
 
 
 @asynccontextmanager
@@ -39,14 +41,16 @@ async def open_store(settings: StoreSettings, clock: Clock) -> AsyncIterator[Sto
     places = settings.data_dir / "replicas"
     if settings.url:
         replica = await asyncio.to_thread(claim, places)
-        async with connected(settings.url, clock, replica, settings.lease) as access:
+        departed = Departed(replica, places)
+        async with connected(settings.url, clock, departed, settings.lease) as access:
             yield access
         return
     embedded = EmbeddedValkey(settings.data_dir)
     try:
         url = await asyncio.to_thread(embedded.start)
         replica = await asyncio.to_thread(claim, places)
-        async with connected(url, clock, replica, settings.lease, embedded) as access:
+        departed = Departed(replica, places)
+        async with connected(url, clock, departed, settings.lease, embedded) as access:
             yield access
     finally:
         await asyncio.to_thread(embedded.stop)
@@ -56,18 +60,20 @@ async def open_store(settings: StoreSettings, clock: Clock) -> AsyncIterator[Sto
 async def connected(
     url: str,
     clock: Clock,
-    replica: Replica,
+    departed: Departed,
     lease: float,
     embedded: EmbeddedValkey | None = None,
 ) -> AsyncIterator[StoreAccess]:
     """The store at `url`, followed and watched; `embedded` is started again when it is gone.
 
-    What `replica` leases of tenants' limits is good for `lease` seconds without the store.
+    What this replica leases of tenants' limits is good for `lease` seconds without the store.
     """
     store = await Store.connect(url)
-    leases = Leases(store.connection, clock, replica, lease)
+    leases = Leases(store.connection, clock, departed, lease)
     courier = Courier(store.cancellations)
-    access = StoreAccess(store, Authenticator(store, clock), StoreHealth(clock), leases, courier)
+    access = StoreAccess(
+        store, Authenticator(store, clock), StoreHealth(clock), leases, courier, departed
+    )
     tasks = [
         asyncio.create_task(store.follow(access.authenticator.forget)),
         asyncio.create_task(_watch(access, embedded)),

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from telemetry.clock import Clock
 from tenants.book import Book, Reservation, Shortage
 from tenants.connection import Connection, StoreUnavailable
+from tenants.departed import Departed
 from tenants.lease_entry import BEAT, REPORT, Entry, Waiter, ns
 from tenants.limits import Amounts
 from tenants.model import Tenant
-from tenants.replica import Replica
 from tenants.slices import Grant, Report
 
 log = logging.getLogger(__name__)
@@ -40,11 +40,12 @@ class Leases:
     """Used from one event loop, on which `run` must be running. `lease` is in seconds, above 1."""
 
     def __init__(
-        self, connection: Connection, clock: Clock, replica: Replica, lease: float
+        self, connection: Connection, clock: Clock, departed: Departed, lease: float
     ) -> None:
         self._connection = connection
         self._clock = clock
-        self._replica = replica
+        self._replica = departed.replica
+        self._departed = departed
         self._lease = lease
         self._entries: dict[str, Entry] = {}
         self._calls = 0
@@ -212,11 +213,12 @@ class Leases:
             )
             for name, entry in entries.items()
         ]
+        complete = json.dumps([self._departed.former, self._departed.names])
         lease, kept = str(round(self._lease * 1000)), str(_KEPT_MS)
         answers = await self._connection.run(
             "lease",
             [f"wm:limits:{name}" for name in entries],
-            [self._replica.name, self._replica.place, lease, kept, *books],
+            [self._replica.name, self._replica.place, lease, kept, complete, *books],
         )
         self.counts.exchanges += 1
         return [[as_grant(row) for row in rows] for rows in answers]
@@ -243,6 +245,7 @@ def as_row(report: Report) -> list[object]:
     limit = report.limit
     return [
         limit.name,
+        limit.measure,
         limit.window,
         limit.amount,
         report.need,

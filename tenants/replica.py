@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PLACES = 64  # processes that share a folder
+_PLACE_LENGTH = 17
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +34,9 @@ def claim(folder: Path) -> Replica:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for number in range(_PLACES):
-            place = _take(folder / f"{number}.lock")
-            if place:
-                return _in(place)
+            replica = _take(folder / f"{number}.lock")
+            if replica:
+                return replica
         log.warning("all %d places in %s are taken", _PLACES, folder)
     except OSError as error:
         log.warning("%s cannot be used (%s): leases outlive a crash", folder, error.strerror)
@@ -55,16 +56,37 @@ def _new_place() -> str:
     return f"{secrets.token_hex(8)}."
 
 
-def _take(path: Path) -> str | None:
-    """The place's name, if nobody has it; the lock is kept by leaving the file open."""
+def dead_in(folder: Path) -> list[str]:
+    """The names of those who had a place in `folder` last and are gone."""
+    found = (_left_by(path) for path in sorted(folder.glob("*.lock")))
+    return [name for name in found if name]
+
+
+def _left_by(path: Path) -> str:
+    """Who had a place that is free; nothing for one that is taken."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        name = os.read(file, 64).decode("ascii", "replace")
+    except BlockingIOError:
+        return ""
+    finally:
+        os.close(file)
+    return name if len(name) > _PLACE_LENGTH else ""
+
+
+def _take(path: Path) -> Replica | None:
+    """The one that takes the place, if nobody has it; it keeps the lock by leaving the file open,
+
+    and its name is in it.
+    """
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(file)
         return None
-    place = os.read(file, 64).decode("ascii", "replace")
-    if not place:
-        place = _new_place()
-        os.write(file, place.encode())
-    return place
+    place = os.read(file, _PLACE_LENGTH).decode("ascii", "replace")
+    replica = _in(place if len(place) == _PLACE_LENGTH else _new_place())
+    os.pwrite(file, replica.name.encode(), 0)
+    return replica

@@ -1,9 +1,10 @@
 """The usage journal's binary form. Pure: bytes in, bytes out.
 
-A file is a header that names the file's id and the model, and then frames, one for each step that
-used anything. A frame is a head (magic, rows, hour, CRC-32 of all the rest) and rows of fixed size,
-one for each account, little-endian. It is written by one call, so a process that is killed leaves
-at most one of them torn, at the end of the file; a step with a torn frame was never handed out.
+A file is a header that names the file's id, the model and who writes it, and then frames, one for
+each step that used anything. A frame is a head (magic, rows, hour, CRC-32 of all the rest) and rows
+of fixed size, one for each account, little-endian. It is written by one call, so a process that is
+killed leaves at most one of them torn, at the end of the file; a step with a torn frame was never
+handed out.
 """
 
 import struct
@@ -15,13 +16,13 @@ from operator import attrgetter
 from telemetry.usage import Account, Usage
 
 _FILE_MAGIC = b"watermaster-us-1"
-_HEADER = struct.Struct("<16s16s988sI")  # magic, file id, model, CRC-32
+_HEADER = struct.Struct("<16s16s924s64sI")  # magic, file id, model, writer, CRC-32
 _HEAD = struct.Struct("<4sIII")  # magic, rows, hour, CRC-32
 _MAGIC = b"WMuf"
 _ROW = struct.Struct("<64s20s7iq")  # tenant, key, counts of tokens and requests, device ns
 _counts = attrgetter(*(column.name for column in fields(Usage)))
 HEADER_BYTES = _HEADER.size
-MODEL_BYTES = 988
+MODEL_BYTES = 924
 
 
 class NotAJournalError(Exception):
@@ -49,23 +50,26 @@ class Decoded:
     damaged: int = 0
 
 
-def encode_header(file_id: str, model: str) -> bytes:
-    """`file_id` is 16 characters; a model's name may have `MODEL_BYTES` bytes of UTF-8."""
+def encode_header(file_id: str, model: str, writer: str = "") -> bytes:
+    """`file_id` is 16 characters; a model's name may have `MODEL_BYTES` bytes of UTF-8.
+
+    `writer` is the process' name among the replicas, up to 64 characters.
+    """
     name = model.encode()
     if len(name) > MODEL_BYTES:
         raise ValueError(f"the model's name {model!r} is longer than {MODEL_BYTES} bytes")
-    checked = _HEADER.pack(_FILE_MAGIC, file_id.encode(), name, 0)[:-4]
+    checked = _HEADER.pack(_FILE_MAGIC, file_id.encode(), name, writer.encode(), 0)[:-4]
     return checked + struct.pack("<I", zlib.crc32(checked))
 
 
-def decode_header(data: bytes) -> tuple[str, str]:
-    """The file's id and the model. Raises NotAJournalError."""
+def decode_header(data: bytes) -> tuple[str, str, str]:
+    """The file's id, the model and the writer. Raises NotAJournalError."""
     if len(data) < HEADER_BYTES:
         raise NotAJournalError("it is shorter than a header")
-    magic, file_id, model, crc = _HEADER.unpack_from(data)
+    magic, file_id, model, writer, crc = _HEADER.unpack_from(data)
     if magic != _FILE_MAGIC or crc != zlib.crc32(data[: HEADER_BYTES - 4]):
         raise NotAJournalError("it has another header")
-    return _text(file_id), _text(model)
+    return _text(file_id), _text(model), _text(writer)
 
 
 def encode(hour: int, used: Mapping[Account, Usage]) -> bytes:

@@ -34,13 +34,24 @@ class Journal:
     lose it, so no new work should be taken in.
     """
 
-    def __init__(self, folder: Path, model: str, clock: Clock, file_bytes: int = 8 << 20) -> None:
-        """Raises OSError when `folder` cannot be written, ValueError for a name too long."""
+    def __init__(
+        self,
+        folder: Path,
+        model: str,
+        clock: Clock,
+        file_bytes: int = 8 << 20,
+        writer: str = "",
+    ) -> None:
+        """`writer` is this process' name among the replicas.
+
+        Raises OSError when `folder` cannot be written, ValueError for a name too long.
+        """
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.model = model
         self.live: tuple[str, int] | None = None
         self.failing = False
         self._folder = folder
+        self._writer = writer
         self._clock = clock
         self._file_bytes = file_bytes
         self._fold = UsageFold()
@@ -102,7 +113,7 @@ class Journal:
             try:
                 # Somebody may have taken it for a dead one's before it was locked.
                 if locked(file) and os.fstat(file).st_nlink:
-                    os.write(file, encode_header(file_id, self.model))
+                    os.write(file, encode_header(file_id, self.model, self._writer))
                     self.live = (file_id, HEADER_BYTES)
                     return file
             except (OSError, ValueError):

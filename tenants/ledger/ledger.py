@@ -17,9 +17,19 @@ from tenacity.wait import wait_random_exponential
 from telemetry.clock import NANOSECONDS, Clock
 from telemetry.measures import Counter, Gauge, text_of
 from tenants.connection import StoreError, StoreUnavailable, cancelled
+from tenants.departed import Departed
 from tenants.ledger.frames import HEADER_BYTES
 from tenants.ledger.journal import Journal
-from tenants.ledger.leftovers import Source, claimed, left_behind, names, opened, path_of, read
+from tenants.ledger.leftovers import (
+    Source,
+    claimed,
+    left_behind,
+    names,
+    opened,
+    path_of,
+    read,
+    writers,
+)
 from tenants.ledger.usage_store import UsageStore
 from tenants.prices import FREE, Price
 
@@ -44,10 +54,18 @@ class LedgerConfig:
 class Ledger:
     """The usage of one process's engines. Lives on one event loop; create it there."""
 
-    def __init__(self, config: LedgerConfig, store: UsageStore, clock: Clock) -> None:
+    def __init__(
+        self,
+        config: LedgerConfig,
+        store: UsageStore,
+        clock: Clock,
+        departed: Departed | None = None,
+    ) -> None:
         self._config = config
         self._store = store
         self._clock = clock
+        self._departed = departed
+        self._writer = departed.replica.name if departed else ""
         self._journals: list[Journal] = []
         self._prices: dict[str, Price] = {}
         self._turn = asyncio.Lock()
@@ -71,7 +89,7 @@ class Ledger:
         """The journal of a further engine, which serves `model` at `price`. Raises StoreError."""
         config = self._config
         try:
-            journal = Journal(config.folder, model, self._clock, config.file_bytes)
+            journal = Journal(config.folder, model, self._clock, config.file_bytes, self._writer)
         except OSError as error:
             raise StoreError(
                 f"usage cannot be written down in {config.folder}: {error.strerror or error}"
@@ -199,7 +217,8 @@ class Ledger:
         if written - HEADER_BYTES <= self._added.get(file_id, 0):
             return
         try:
-            with opened(self._config.folder, file_id, journal.model, written) as source:
+            folder, model = self._config.folder, journal.model
+            with opened(folder, file_id, model, self._writer, written) as source:
                 await self._add(source)
         except FileNotFoundError:
             if journal.live is not None and journal.live[0] == file_id:
@@ -208,6 +227,13 @@ class Ledger:
 
     async def _flush_leftovers(self) -> None:
         """Those of ended processes, and our own that have grown long."""
+        departed, folder = self._departed, self._config.folder
+        dead = await asyncio.to_thread(departed.look) if departed else []
+        await self._add_leftovers()
+        if departed:
+            departed.settle(dead, await asyncio.to_thread(writers, folder))
+
+    async def _add_leftovers(self) -> None:
         for file_id in await asyncio.to_thread(names, self._config.folder):
             with claimed(self._config.folder, file_id) as source:
                 if source is not None:
@@ -225,5 +251,5 @@ class Ledger:
             stretch = await asyncio.to_thread(read, source, at)
             if stretch.end == at:
                 break
-            at = await self._store.add(source.file_id, source.model, at, stretch, price)
+            at = await self._store.add(source, at, stretch, price)
             self._added[source.file_id] = at

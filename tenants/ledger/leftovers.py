@@ -39,11 +39,15 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """An open journal file; `until` is the offset up to which it may be read."""
+    """An open journal file; `until` is the offset up to which it may be read. `writer` is the name
+
+    of the process that wrote it.
+    """
 
     file: int
     file_id: str
     model: str
+    writer: str
     until: int
 
 
@@ -63,11 +67,11 @@ def path_of(folder: Path, file_id: str) -> Path:
 
 
 @contextmanager
-def opened(folder: Path, file_id: str, model: str, written: int) -> Iterator[Source]:
+def opened(folder: Path, file_id: str, model: str, writer: str, written: int) -> Iterator[Source]:
     """A file that is being written by this process, which has whole frames up to `written`."""
     file = os.open(path_of(folder, file_id), os.O_RDONLY)
     try:
-        yield Source(file, file_id, model, written - HEADER_BYTES)
+        yield Source(file, file_id, model, writer, written - HEADER_BYTES)
     finally:
         os.close(file)
 
@@ -100,10 +104,22 @@ def left_behind(folder: Path, added: Mapping[str, int]) -> int:
     return total
 
 
+def writers(folder: Path) -> set[str]:
+    """Of all files that are there, being written or not."""
+    found = set()
+    for file_id in names(folder):
+        try:
+            with path_of(folder, file_id).open("rb") as file:
+                found.add(decode_header(file.read(HEADER_BYTES))[2])
+        except (FileNotFoundError, NotAJournalError):
+            log.debug("%s is gone, or not begun", file_id)
+    return found
+
+
 def _source(path: Path, file: int) -> Source | None:
     size = os.fstat(file).st_size
     try:
-        file_id, model = decode_header(os.pread(file, HEADER_BYTES, 0))
+        file_id, model, writer = decode_header(os.pread(file, HEADER_BYTES, 0))
     except NotAJournalError as error:
         if size < HEADER_BYTES:
             path.unlink(missing_ok=True)
@@ -112,7 +128,7 @@ def _source(path: Path, file: int) -> Source | None:
             log.error("%s is put aside as %s: %s", path, aside.name, error)  # noqa: TRY400
             path.replace(aside)
         return None
-    return Source(file, file_id, model, size - HEADER_BYTES)
+    return Source(file, file_id, model, writer, size - HEADER_BYTES)
 
 
 def read(source: Source, at: int) -> Stretch:

@@ -5,6 +5,8 @@ Records, all under the prefix `wm:`
     usage-hours:<tenant>    sorted set of the hours in which the tenant used anything
     usage-tenants           sorted set of tenants by the last such hour
     usage-file:<file id>    how far a journal file has been added: the fence against a repeat
+    spent:<replica>:<window>:<start>    hash; what the calls of one process used of each tenant's
+                            budgets in that window, `<tenant>/<measure>` (`tenants.departed`)
 
 Hours are counted from the Unix epoch.
 """
@@ -16,7 +18,8 @@ from typing import Any
 
 from telemetry.usage import Account, Usage
 from tenants.connection import Connection
-from tenants.ledger.leftovers import COLUMNS, Slot, Stretch
+from tenants.ledger.leftovers import COLUMNS, Slot, Source, Stretch
+from tenants.ledger.spending import spending
 from tenants.prices import Price
 
 MONEY = "money_nanos"
@@ -50,19 +53,21 @@ class UsageStore:
         found = await self._connection.call(lambda client: client.get(_fence(file_id)))
         return int(found or 0)
 
-    async def add(
-        self, file_id: str, model: str, begin: int, stretch: Stretch, price: Price
-    ) -> int:
+    async def add(self, source: Source, begin: int, stretch: Stretch, price: Price) -> int:
         """Add a stretch that begins at `begin`; returns how far the file has been added now.
 
         A repeat changes nothing, and neither does a stretch that begins elsewhere.
         """
         head = [begin, stretch.end, self._retention, _HOUR, _HOURS, len(COLUMNS) + 1]
         rows = [
-            part for slot, usage in stretch.sums.items() for part in _row(slot, model, usage, price)
+            part
+            for slot, usage in stretch.sums.items()
+            for part in _row(slot, source.model, usage, price)
         ]
-        arguments = [str(part) for part in (*head, *COLUMNS, MONEY, *rows)]
-        return int(await self._connection.run("add_usage", [_fence(file_id), _TENANTS], arguments))
+        spent = spending(source.writer, stretch, price) if source.writer else []
+        arguments = [str(part) for part in (*head, *COLUMNS, MONEY, len(spent), *spent, *rows)]
+        places = [_fence(source.file_id), _TENANTS]
+        return int(await self._connection.run("add_usage", places, arguments))
 
     async def forget(self, file_id: str) -> None:
         """The file is gone, so that nothing of it can come again."""

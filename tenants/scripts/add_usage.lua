@@ -1,7 +1,8 @@
 -- Add a stretch of a usage journal's file to the hours it belongs to; a repeat changes nothing.
 -- KEYS: how far the file has been added (its fence), index of tenants with usage.
 -- ARGV: where the stretch begins and ends, seconds an hour is kept, prefix of an hour's record,
---       prefix of a tenant's index of hours, number of columns, their names,
+--       prefix of a tenant's index of hours, number of columns, their names, number of arguments
+--       on what the file's writer spent of budgets: hash, field, amount, Unix time of the hash's end,
 --       then rows: tenant, hour, prefix of the row's fields, an amount for each column.
 -- Returns how far the file has been added; where that is not the stretch's end, nothing was done.
 local at = tonumber(redis.call('GET', KEYS[1]) or '0')
@@ -10,7 +11,13 @@ if at ~= tonumber(ARGV[1]) then
 end
 local now, keep = tonumber(redis.call('TIME')[1]), tonumber(ARGV[3])
 local columns = tonumber(ARGV[6])
-for row = 7 + columns, #ARGV, 3 + columns do
+local first = 8 + columns
+local rows = first + tonumber(ARGV[7 + columns])
+for place = first, rows - 1, 4 do
+  redis.call('HINCRBY', ARGV[place], ARGV[place + 1], ARGV[place + 2])
+  redis.call('EXPIREAT', ARGV[place], ARGV[place + 3])
+end
+for row = rows, #ARGV, 3 + columns do
   local tenant, hour = ARGV[row], ARGV[row + 1]
   local forget = (hour + 1) * 3600 + keep
   if forget > now then

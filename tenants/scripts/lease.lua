@@ -2,13 +2,17 @@
 -- What was used and what all replicas hold never exceed a limit together.
 -- KEYS: one book for each tenant.
 -- ARGV: replica, the beginning of its predecessors' names (they are dead), milliseconds that the
---       lease lasts, milliseconds that a book is kept unused,
+--       lease lasts, milliseconds that a book is kept unused, JSON of whose usage is in the store to
+--       the last token: {whether all predecessors', names of dead replicas},
 --       then for each tenant JSON: {number of the call, whether to leave, slices}, each slice
---       {limit's name, window, limit, need, spare, risk, using, charged, known, refunded, known, start}.
+--       {limit's name, measure, window, limit, need, spare, risk, using, charged, known, refunded,
+--       known, start}.
 -- Returns for each tenant nothing for a call that was overtaken by a later one, else for each
 -- slice {held, used, idle elsewhere, start of its window, ms until it ends, whether others are
 -- short, number of replicas}.
 local REPLICA, FORMER, LEASE, KEPT = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+local COMPLETE = cjson.decode(ARGV[5])
+local MOST_LOST = 64 -- dead replicas of which a budget remembers what they were charged
 local WANTED = 1000 -- ms that a replica's need is known to the others
 local SECOND, MINUTE, HOUR, DAY = 1000, 60000, 3600000, 86400000
 local time = redis.call('TIME')
@@ -39,12 +43,39 @@ local function window_of(name)
   return 0, 0
 end
 
+-- Whether a replica has died.
+local function succeeded(name)
+  return name ~= REPLICA and string.sub(name, 1, #FORMER) == FORMER
+end
+
+-- Whether it has, and the ledger has all that it ever wrote down.
+local complete = {}
+for _, name in ipairs(COMPLETE[2]) do
+  complete[name] = name ~= REPLICA
+end
+local function is_complete(name)
+  return complete[name] or (COMPLETE[1] and succeeded(name))
+end
+
+-- What the ledger says that a replica's calls used of a tenant's budget in its window, as far as
+-- the replica's journals have come in. Other limits are whole again before it would matter.
+local function journaled(name, tenant, account)
+  if (account.start or 0) == 0 then
+    return 0
+  end
+  local place = 'wm:spent:' .. name .. ':' .. account.window .. ':' .. string.format('%d', account.start)
+  return tonumber(redis.call('HGET', place, tenant .. '/' .. account.measure) or '0')
+end
+
 -- Let the time pass that went by since the account was last looked at.
 local function advance(account, window, limit, start)
   if window == 'minute' then
     account.used = math.max(0, account.used - limit * math.max(0, now - account.at) / MINUTE)
   elseif window == 'held' or account.start ~= start then
-    account.used = 0
+    account.used, account.lost = 0, {}
+    for _, slice in pairs(account.slices) do
+      slice.spent, slice.base = 0, 0
+    end
   end
   account.at, account.start = now, start
 end
@@ -54,9 +85,11 @@ local function settle(account, mine, told)
   local charged = math.max(0, told.charged - mine.charged)
   local refunded = math.max(0, told.refunded - mine.refunded)
   account.used = account.used + charged
+  mine.spent = (mine.spent or 0) + charged
   mine.held = math.max(0, mine.held - charged)
   if told.start == account.start then
     account.used = math.max(0, account.used - refunded)
+    mine.spent = mine.spent - refunded
   end
   mine.charged = math.max(mine.charged, told.charged)
   mine.refunded = math.max(mine.refunded, told.refunded)
@@ -84,13 +117,27 @@ local function grant(told, room, left, replicas, recalled)
   return math.min(room, told.need + math.max(0, more))
 end
 
-local function renew(account, told, replicas)
+-- Of the dead whose usage is complete, only what they used stays charged; once, for they are
+-- forgotten with it.
+local function settle_lost(account, tenant)
+  for name, was in pairs(account.lost or {}) do
+    if is_complete(name) then
+      local used = math.max(0, journaled(name, tenant, account) - was.base)
+      account.used = math.max(0, account.used - math.max(0, was.spent - used))
+      account.lost[name] = nil
+    end
+  end
+end
+
+local function renew(account, told, replicas, tenant)
   local start, finish = window_of(told.window)
+  account.window, account.measure = told.window, told.measure
   advance(account, told.window, told.limit, start)
-  local mine = account.slices[REPLICA]
-    or { held = 0, using = 0, risk = 0, charged = told.known_charged, refunded = told.known_refunded }
+  local mine = account.slices[REPLICA] or { held = 0, using = 0, risk = 0, charged = told.known_charged,
+    refunded = told.known_refunded, base = journaled(REPLICA, tenant, account) }
   account.slices[REPLICA] = mine
   settle(account, mine, told)
+  settle_lost(account, tenant)
   local held, using = others_of(account)
   local left = math.floor(told.limit - account.used)
   local room = math.max(0, left - held)
@@ -103,20 +150,38 @@ local function renew(account, told, replicas)
   return { mine.held, used, held - using, start, math.max(0, finish - now), recalled and 1 or 0, replicas }
 end
 
+-- Remember what a dead replica was charged of a budget, until the ledger says what it used.
+local function remember(account, name, lost, risked)
+  if account.start == 0 or not lost.spent or not lost.base then
+    return
+  end
+  account.lost = account.lost or {}
+  local was, count = account.lost[name], 0
+  for _ in pairs(account.lost) do
+    count = count + 1
+  end
+  if was then -- it was thought to be dead before
+    was.spent = was.spent + lost.spent + risked
+  elseif count < MOST_LOST then
+    account.lost[name] = { spent = lost.spent + risked, base = lost.base }
+  end
+end
+
 -- Forget the replicas whose lease is over, with what they held; returns how many there are.
 -- They are charged what they may have reserved since they were last heard of.
 local function clean(book)
   local live = 0
   for name, replica in pairs(book.replicas) do
-    local succeeded = name ~= REPLICA and string.sub(name, 1, #FORMER) == FORMER
-    if replica.expires > now and not succeeded then
+    if replica.expires > now and not succeeded(name) and not complete[name] then
       live = live + 1
     else
       book.replicas[name] = nil
       for _, account in pairs(book.accounts) do
         local lost = account.slices[name]
         if lost then
-          account.used = account.used + math.min(lost.held, lost.risk)
+          local risked = math.min(lost.held, lost.risk)
+          account.used = account.used + risked
+          remember(account, name, lost, risked)
           account.slices[name] = nil
         end
       end
@@ -132,10 +197,10 @@ local function leave(book)
   end
 end
 
-local FIELDS = { 'name', 'window', 'limit', 'need', 'spare', 'risk', 'using', 'charged', 'known_charged',
+local FIELDS = { 'name', 'measure', 'window', 'limit', 'need', 'spare', 'risk', 'using', 'charged', 'known_charged',
   'refunded', 'known_refunded', 'start' }
 
-local function serve(book, call, leaving, slices)
+local function serve(book, call, leaving, slices, tenant)
   local me = book.replicas[REPLICA]
   if me and me.call > call then
     return {}
@@ -151,7 +216,7 @@ local function serve(book, call, leaving, slices)
     local account = book.accounts[told.name] or { used = 0, at = now, start = 0, slices = {},
       wanted_by = '', wanted_until = 0 }
     book.accounts[told.name], told_of[told.name] = account, true
-    answers[index] = renew(account, told, replicas)
+    answers[index] = renew(account, told, replicas, tenant)
   end
   for name, account in pairs(book.accounts) do
     if not told_of[name] then
@@ -168,8 +233,8 @@ local answers = {}
 for index, key in ipairs(KEYS) do
   local packed = redis.call('GET', key)
   local book = packed and cmsgpack.unpack(packed) or { replicas = {}, accounts = {} }
-  local call = cjson.decode(ARGV[4 + index])
-  answers[index] = serve(book, call[1], call[2], call[3])
+  local call = cjson.decode(ARGV[5 + index])
+  answers[index] = serve(book, call[1], call[2], call[3], string.sub(key, #'wm:limits:' + 1))
   redis.call('SET', key, cmsgpack.pack(book), 'PX', KEPT)
 end
 return answers

@@ -11,7 +11,7 @@ from telemetry.usage import Account, Usage
 from tenants.connection import Connection
 from tenants.embedded import EmbeddedValkey
 from tenants.ledger.journal import Journal
-from tenants.ledger.leftovers import Slot, Stretch
+from tenants.ledger.leftovers import Slot, Source, Stretch
 from tenants.ledger.usage_store import UsageStore
 from tenants.prices import Price
 from tests.cli.conftest import Run, parsed
@@ -31,7 +31,8 @@ def fill(folder: Path) -> int:
     async def add() -> None:
         connection = Connection(store.start())
         usage = UsageStore(connection, 90)
-        await usage.add("file", "sim", 0, Stretch(1, sums), Price(prompt=2.0, output=1e6))
+        source = Source(-1, "file", "sim", "", 1)
+        await usage.add(source, 0, Stretch(1, sums), Price(prompt=2.0, output=1e6))
         await connection.close()
 
     asyncio.run(add())

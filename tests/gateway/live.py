@@ -41,6 +41,7 @@ from telemetry.event_log import EventLog
 from telemetry.events import Event, SequenceEnded
 from telemetry.metrics import MetricsFold
 from telemetry.tracing import Tracing
+from tenants.departed import Departed
 from tenants.ledger.ledger import Ledger, LedgerConfig
 from tenants.ledger.usage_store import UsageStore
 from tenants.model import READ, Tenant
@@ -325,7 +326,7 @@ class LiveServer:
         self._loop = asyncio.get_running_loop()
         clock = SystemClock()
         with TemporaryDirectory() as folder:
-            async with connected(self.store_url, clock, lonely(), 45.0) as access:
+            async with connected(self.store_url, clock, Departed(lonely()), 45.0) as access:
                 store = UsageStore(access.store.connection, retention_days=90)
                 self.ledger = Ledger(LedgerConfig(Path(folder)), store, clock)
                 await self._main_with(access, clock)

@@ -3,6 +3,7 @@ replicas that die, limits that change."""
 
 import json
 import random
+import time
 from datetime import date, timedelta
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from tenants.book import Book, Reservation
 from tenants.connection import Connection
 from tenants.leases import as_grant, as_row
+from tenants.ledger.spending import windows_of
 from tenants.limits import Limit, Measure, Window
 from tenants.scripts import sources
 
@@ -46,7 +48,7 @@ async def test_months_begin_as_in_the_calendar(connection):
 class World:
     """Replicas of one tenant, and the truth about what they did."""
 
-    def __init__(self, connection: Connection, seed: int) -> None:
+    def __init__(self, connection: Connection, seed: int, *, journals: bool = False) -> None:
         self.connection = connection
         self.random = random.Random(seed)
         self.key = f"wm:limits:world{seed}"
@@ -56,11 +58,12 @@ class World:
         )
         self.calls = 0
         self.spent = 0  # of calls that are over, and of those that died: all they had reserved
+        self.journals = journals  # those come in with what was used, and that is all that counts
         self.replicas = {name: self.new() for name in "abc"}
 
     def new(self):
         self.calls += 1
-        return {"book": Book(self.limits, 0), "life": self.calls, "open": []}
+        return {"book": Book(self.limits, 0), "life": self.calls, "open": [], "used": 0}
 
     def reserve(self, me):
         amount = self.random.choice((1, 20, 150, 400))
@@ -77,21 +80,35 @@ class World:
             used = self.random.randint(0, amount)
             assert taken.settle({Measure.TOKENS: used})
             self.spent += used
+            me["used"] += used
 
     async def exchange(self, name, waiting=(), *, times=1, answered=True):
         me = self.replicas[name]
         self.calls += 1
         rows = [as_row(report) for report in me["book"].report(waiting)]
         call = json.dumps([self.calls, False, rows])
+        complete = json.dumps([self.journals, []])
         for _ in range(times):
-            arguments = [f"{name}.{me['life']}", f"{name}.", "60000", "600000", call]
+            arguments = [f"{name}.{me['life']}", f"{name}.", "60000", "600000", complete, call]
             (answer,) = await self.connection.run("lease", [self.key], arguments)
         if answered:
             me["book"].renew([as_grant(row) for row in answer], 0, LEASE)
 
-    def die(self, name):
+    async def die(self, name):
         """Whatever it had reserved, reported or not, may have been used."""
-        self.spent += sum(amount for _, amount in self.replicas[name]["open"])
+        me = self.replicas[name]
+        if self.journals:
+            used = sum(self.random.randint(0, amount) for _, amount in me["open"])
+            start = windows_of(int(time.time()) // 3600)[Window.MONTH][0] * 1000
+            place, tenant = (
+                f"wm:spent:{name}.{me['life']}:month:{start}",
+                self.key[len("wm:limits:") :],
+            )
+            journaled = me["used"] + used
+            await self.connection.call(lambda c: c.hset(place, f"{tenant}/tokens", journaled))
+        else:
+            used = sum(amount for _, amount in me["open"])
+        self.spent += used
         self.replicas[name] = self.new()
 
     def check(self):
@@ -101,9 +118,10 @@ class World:
         assert self.spent + reserved <= self.limits[1].amount
 
 
+@pytest.mark.parametrize("journals", [False, True])
 @pytest.mark.parametrize("seed", range(40))
-async def test_no_order_of_events_spends_more_than_the_limit(connection, seed):
-    world = World(connection, seed)
+async def test_no_order_of_events_spends_more_than_the_limit(connection, seed, journals):
+    world = World(connection, seed, journals=journals)
     for _ in range(STEPS):
         name = world.random.choice("abc")
         me = world.replicas[name]
@@ -119,17 +137,21 @@ async def test_no_order_of_events_spends_more_than_the_limit(connection, seed):
             case "odd":
                 await world.exchange(name, answered=False)
             case "die" if world.random.random() < 0.2:
-                world.die(name)
+                await world.die(name)
         world.check()
 
 
+@pytest.mark.parametrize("journals", [False, True])
 @pytest.mark.parametrize("seed", range(40, 50))
-async def test_everything_comes_back_in_the_end(connection, seed):
-    world = World(connection, seed)
+async def test_everything_comes_back_in_the_end(connection, seed, journals):
+    """Even what the dead had reserved and not used, where their journals come in."""
+    world = World(connection, seed, journals=journals)
     for name in "abcabcabc":
         for _ in range(3):
             waiting = world.reserve(world.replicas[name])
             await world.exchange(name, waiting)
+        if journals and world.random.random() < 0.5:
+            await world.die(name)
     for name in "abc":
         while world.replicas[name]["open"]:
             world.settle(world.replicas[name])

@@ -1,6 +1,9 @@
 """Several replicas on one real store."""
 
 import asyncio
+import subprocess
+import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -8,12 +11,14 @@ import pytest
 
 from telemetry.clock import SystemClock
 from tenants.book import Reservation, Shortage
-from tenants.connection import Connection, StoreUnavailable
+from tenants.connection import Connection, StoreUnavailable, cancelled
+from tenants.departed import Departed
 from tenants.embedded import EmbeddedValkey
 from tenants.leases import Leases
+from tenants.ledger.spending import windows_of
 from tenants.limits import CALL, Measure
 from tenants.model import Tenant
-from tenants.replica import Replica, claim
+from tenants.replica import Replica, claim, dead_in
 
 pytestmark = [pytest.mark.anyio, pytest.mark.server]
 
@@ -22,17 +27,28 @@ TOKENS = Measure.TOKENS
 
 @asynccontextmanager
 async def replica(
-    url: str, name: str, lease: float = 30.0, life: str = "1", *, polite: bool = True
+    url: str,
+    name: str,
+    lease: float = 30.0,
+    life: str = "1",
+    *,
+    polite: bool = True,
+    names: tuple[str, ...] = (),
+    former: bool = False,
 ) -> AsyncIterator[Leases]:
-    """A replica that lives for the block, and then, if `polite`, gives everything back."""
+    """A replica that lives for the block, and then, if `polite`, gives everything back.
+
+    Of the dead `names`, and of its predecessors if `former`, all usage is in the store.
+    """
     connection = Connection(url)
-    leases = Leases(connection, SystemClock(), Replica(f"{name}.", f"{name}.{life}"), lease)
+    departed = Departed(Replica(f"{name}.", f"{name}.{life}"))
+    departed.names, departed.former = names, former
+    leases = Leases(connection, SystemClock(), departed, lease)
     running = asyncio.create_task(leases.run())
     try:
         yield leases
     finally:
-        running.cancel()
-        await asyncio.wait([running])
+        await cancelled(running)
         if polite:
             await leases.close()
         await connection.close()
@@ -204,4 +220,58 @@ def test_a_place_is_taken_over_from_the_one_before(tmp_path):
     first, second = claim(tmp_path / "replicas"), claim(tmp_path / "replicas")
     assert first.place != second.place
     assert first.name.startswith(first.place)
-    assert (tmp_path / "replicas/0.lock").read_text() == first.place
+    assert (tmp_path / "replicas/0.lock").read_text() == first.name
+    assert dead_in(tmp_path / "replicas") == []
+    script = (
+        "import sys; from pathlib import Path; from tenants.replica import claim\n"
+        "print(claim(Path(sys.argv[1])).name)"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "replicas")]
+    names = [subprocess.run(command, check=True, capture_output=True, text=True) for _ in range(2)]
+    third, fourth = (process.stdout.strip() for process in names)
+    assert third.partition(".")[0] == fourth.partition(".")[0]  # the same place
+    assert third != fourth
+    assert dead_in(tmp_path / "replicas") == [fourth]
+
+
+@pytest.mark.parametrize("other", [False, True])
+async def test_of_a_dead_replicas_budget_only_what_its_calls_used_stays_spent(
+    valkey_url, connection, other
+):
+    """Once its journals are in the store; its successor finds that out, or another replica."""
+    tenant = Tenant("gold", tokens_per_day=1000, money_per_hour=1.0)
+    used = {Measure.TOKENS: 50, Measure.MONEY: 5 * 10**7}
+
+    async def spend(leases: Leases) -> None:
+        answer = await leases.reserve(tenant, {Measure.TOKENS: 200, Measure.MONEY: 2 * 10**8})
+        assert isinstance(answer, Reservation)
+        leases.settle(answer, used)
+        await taken(leases, tenant, tokens=600, money=6 * 10**8)  # open for ever
+
+    async with replica(valkey_url, "a", polite=False) as a:
+        await spend(a)
+        await asyncio.sleep(1.5)  # it is told to the store, and nothing more is risked
+    async with replica(valkey_url, "a", life="2", polite=False) as a:
+        await refused(a, tenant, tokens=500)
+        await taken(a, tenant, tokens=100)
+        await asyncio.sleep(0.2)
+    await write_down(connection, "a.1", Measure.TOKENS, 50 + 20)
+    await write_down(connection, "a.1", Measure.MONEY, 5 * 10**7 + 3 * 10**7)
+    await write_down(connection, "a.2", Measure.TOKENS, 0)
+    told = {"names": ("a.1", "a.2")} if other else {"former": True}
+    async with replica(valkey_url, "b" if other else "a", life="3", **told) as last:
+        await refused(last, tenant, tokens=1000 - 70 + 1)
+        await refused(last, tenant, money=10**9 - 8 * 10**7 + 1)
+        rest = await taken(last, tenant, tokens=1000 - 70, money=10**9 - 8 * 10**7)
+        last.settle(rest, {})
+        await asyncio.sleep(0.2)
+        await refused(last, tenant, tokens=1000 - 70 + 1)  # once
+
+
+async def write_down(connection: Connection, name: str, measure: Measure, amount: int) -> None:
+    """As the ledger does when a journal of `name` comes into the store."""
+    for window, (start, _) in windows_of(int(time.time()) // 3600).items():
+        place = f"wm:spent:{name}:{window}:{start * 1000}"
+        await connection.call(
+            lambda client, place=place: client.hset(place, f"gold/{measure}", amount)
+        )

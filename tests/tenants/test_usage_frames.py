@@ -65,9 +65,9 @@ def test_a_spoilt_byte_costs_its_own_step_and_is_told_from_a_torn_end(steps, dat
 
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=40))
 def test_a_header_names_its_file_and_its_model(model):
-    header = encode_header("0123456789abcdef", model)
+    header = encode_header("0123456789abcdef", model, "w" * 64)
     assert len(header) == HEADER_BYTES
-    assert decode_header(header + b"frames") == ("0123456789abcdef", model)
+    assert decode_header(header + b"frames") == ("0123456789abcdef", model, "w" * 64)
 
 
 def test_what_is_no_header_is_refused():

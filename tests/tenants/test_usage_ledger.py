@@ -20,7 +20,7 @@ from tenants.embedded import EmbeddedValkey
 from tenants.ledger.frames import HEADER_BYTES, encode
 from tenants.ledger.journal import SUFFIX, Journal
 from tenants.ledger.ledger import Ledger, LedgerConfig
-from tenants.ledger.leftovers import Slot, Stretch, names, path_of
+from tenants.ledger.leftovers import Slot, Source, Stretch, names, path_of
 from tenants.ledger.report import Question, TooManyLinesError, answer
 from tenants.ledger.usage_store import UsageStore
 from tenants.prices import FREE, Price
@@ -36,6 +36,10 @@ EVER = Question(NOW - 86_400, NOW + 86_400, by=("tenant",))
 
 def ledger(folder: Path, store: Connection, clock: Clock = CLOCK, **config) -> Ledger:
     return Ledger(LedgerConfig(folder, **config), UsageStore(store, 90), clock)
+
+
+def source(file_id: str, model: str = "sim") -> Source:
+    return Source(-1, file_id, model, "", 1)
 
 
 async def totals(store: Connection, question: Question = EVER) -> dict[str, Usage]:
@@ -237,7 +241,7 @@ async def test_hours_beyond_the_retention_are_forgotten_and_stay_so(
     hour = NOW // 3600
     for age in (0, 30, 60):  # hours
         stretch = Stretch(1, {Slot("gold", "k", hour - age): Usage(output_tokens=1 + age)})
-        assert await store.add(f"file-{age}", "sim", 0, stretch, FREE) == 1
+        assert await store.add(source(f"file-{age}"), 0, stretch, FREE) == 1
     everything = Question(0, NOW + 3600, by=("hour",))
     lines = await answer(store, everything, 10)
     assert [line.usage.output_tokens for line in lines] == [31, 1]
@@ -257,7 +261,7 @@ async def test_questions_filter_and_sum_up(connection: Connection, tmp_path: Pat
             Slot("gold", "k1", hour - 1): Usage(output_tokens=100),
             Slot("bronze", "k3", hour): Usage(output_tokens=1000),
         }
-        await store.add(f"of-{model}", model, 0, Stretch(1, sums), FREE)
+        await store.add(source(f"of-{model}", model), 0, Stretch(1, sums), FREE)
 
     async def ask(**changes: object) -> list[int]:
         question = Question(**({"begin": NOW - 7200, "end": NOW + 1, "by": ()} | changes))
@@ -308,7 +312,7 @@ def test_stretches_in_any_order_and_any_number_of_times_add_up_once(
             if begin == at:
                 at = end
             for _ in range(2):  # the answer was lost, so it is sent again
-                assert await store.add("file", "sim", begin, stretch, FREE) == at
+                assert await store.add(source("file"), begin, stretch, FREE) == at
             assert await store.position("file") == at
         used = await totals(connection)
         assert used["gold"].output_tokens == at
