@@ -26,8 +26,9 @@ check: setup-test  ## Style, types and import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: check  ## Everything CI runs: `make check`, fast tests, then those with a model or a server
-	$(PY) -m pytest -m "not model and not server" -n 2 --dist worksteal
+test: check  ## Everything CI runs: `make check`, then all tests
+	$(PY) -m pytest -m "not model and not server and not kernels" -n 2 --dist worksteal
+	$(PY) -m pytest -m kernels -n 2 --dist worksteal tests/runtime/kernels
 	$(PY) -m pytest -m "model or server"
 
 docs: setup  ## Write docs/configuration.md and watermaster.example.toml anew

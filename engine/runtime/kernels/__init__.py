@@ -11,7 +11,7 @@ from engine.runtime.kernels.decode_plan import DecodePlan, plan_decode
 from engine.runtime.kernels.kv_write import rope_write_kv, write_kv
 from engine.runtime.kernels.norm import rms_norm_add
 from engine.runtime.kernels.prefill import prefill_tiles, ragged_prefill_attention
-from engine.runtime.kernels.sample import SampleInputs, SampleScratch, sample
+from engine.runtime.kernels.sampling import SampleInputs, SampleScratch, sample
 
 __all__ = [
     "DecodePlan",

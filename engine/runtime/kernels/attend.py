@@ -11,6 +11,11 @@ from engine.runtime.kernels.launch import dot
 
 
 @triton.jit
+def _block_of(table, position, end, BLOCK: tl.constexpr):
+    return tl.load(table + position // BLOCK, mask=position < end, other=0)
+
+
+@triton.jit
 def visit(
     q, top, total, mixed, cache, table, scale, place, begin, end, kv_head,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr,
@@ -23,19 +28,20 @@ def visit(
     of KEYS and every row sees all. What no position has written is neither read nor multiplied.
     """
     dim = tl.arange(0, DIM)
+    # the table is read one pass ahead: a load that waits for another in the same pass would cost
+    # the pipeline a stage, and with it the second buffer of keys and values
+    block = _block_of(table, begin + tl.arange(0, KEYS), end, BLOCK)
     for key in range(begin, end, KEYS):
         position = key + tl.arange(0, KEYS)
         known = dim[None, :] < HEAD_DIM
         if MASKED:
-            seen = position < end
-            known = known & seen[:, None]
-            block = tl.load(table + position // BLOCK, mask=seen, other=0).to(tl.int64)
-        else:
-            block = tl.load(table + position // BLOCK).to(tl.int64)
-        cell = ((block * 2 * KV_HEADS + kv_head) * BLOCK + position % BLOCK) * HEAD_DIM
+            known = known & (position < end)[:, None]
+        plane = block.to(tl.int64) * 2 * KV_HEADS + kv_head
+        cell = (plane * BLOCK + position % BLOCK) * HEAD_DIM
         keys = cache + cell[:, None] + dim[None, :]
         k = tl.load(keys, mask=known, other=0.0)
         v = tl.load(keys + KV_HEADS * BLOCK * HEAD_DIM, mask=known, other=0.0)
+        block = _block_of(table, position + KEYS, end, BLOCK)
         score = dot(q, tl.trans(k.to(q.dtype))) * scale
         if MASKED:
             score = tl.where(position[None, :] <= place[:, None], score, float("-inf"))

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from engine.runtime.kernels.attend import visit
 from engine.runtime.kernels.decode_plan import TILE, DecodePlan
-from engine.runtime.kernels.launch import LOG2_E, Launch, contiguous_last
+from engine.runtime.kernels.launch import LOG2_E, Launch, card_of, check_cache, contiguous_last
 
 COMBINE = 32  # items whose results are read together
 
 
 @triton.jit(do_not_specialize=["table_stride", "batch"])
 def decode_kernel(
-    queries, cache, tables, contexts, rows, chunk, first, items, out, partial, weight, scale,
+    queries, cache, tables, contexts, rows, first, items, out, partial, weight, scale,
     query_stride, out_stride, table_stride, batch,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr,
     GROUP: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr,
@@ -28,9 +28,11 @@ def decode_kernel(
         return
     sequence = tl.load(items + item)
     begin = tl.load(first + sequence)
-    length = tl.load(chunk)
+    count = tl.load(first + sequence + 1) - begin
+    context = tl.load(contexts + sequence)
+    length = tl.cdiv(tl.cdiv(context, count), TILE) * TILE
     start = (item - begin) * length
-    end = tl.minimum(start + length, tl.load(contexts + sequence))
+    end = tl.minimum(start + length, context)
     row = tl.load(rows + sequence).to(tl.int64)
 
     head = tl.arange(0, GROUP)
@@ -49,7 +51,7 @@ def decode_kernel(
         KV_HEADS, HEAD_DIM, BLOCK, DIM, TILE, True,
     )  # fmt: skip
     mixed = mixed / total[:, None]
-    if tl.load(first + sequence + 1) - begin == 1:
+    if count == 1:
         tl.store(out + row * out_stride + cells, mixed.to(out.dtype.element_ty), mask=inside)
     else:
         apart = item.to(tl.int64) * HEADS
@@ -111,6 +113,7 @@ def paged_decode_attention(
     last of them is the query's own, already written. A context of 0 is padding: its row of `out` is
     zeroed. `plan` is what `plan_decode` made of the same `context_lens`.
     """
+    check_cache(cache, card_of(q.device))
     for launch in decode_launches(q, cache, block_tables, context_lens, rows, plan, out, scale):
         launch.run()
 
@@ -135,7 +138,7 @@ def decode_launches(
         decode_kernel,
         (plan.target + batch, kv_heads),
         (
-            *(q, cache, block_tables, context_lens, rows, plan.chunk, plan.first, plan.items),
+            *(q, cache, block_tables, context_lens, rows, plan.first, plan.items),
             *(out, plan.partial, plan.weight, scale * LOG2_E),
             *(q.stride(0), out.stride(0), block_tables.stride(0), batch),
         ),

@@ -24,12 +24,11 @@ ITEMS_PER_CORE = 8
 class DecodePlan:
     """How a step's contexts are cut, and where partial results go. Shared by the layers.
 
-    `chunk` [1] is the keys of an item; sequence b has items [first[b], first[b + 1]) of `items`,
-    which name their sequence (all int32). `partial` [capacity, heads, head_dim] and `weight`
+    Sequence b has items [first[b], first[b + 1]) of `items` (int32), which name their sequence;
+    they share its keys evenly, in whole tiles. `partial` [capacity, heads, head_dim] and `weight`
     [capacity, heads] (float32) hold each item's result and the log2 of its softmax sum.
     """
 
-    chunk: Tensor
     first: Tensor
     items: Tensor
     partial: Tensor
@@ -44,7 +43,6 @@ class DecodePlan:
         target = -(-ITEMS_PER_CORE * multiprocessors(device) // kv_heads)
         capacity = target + batch
         return cls(
-            chunk=torch.empty(1, dtype=torch.int32, device=device),
             first=torch.empty(batch + 1, dtype=torch.int32, device=device),
             items=torch.empty(capacity, dtype=torch.int32, device=device),
             partial=torch.empty(capacity, heads, head_dim, dtype=torch.float32, device=device),
@@ -55,7 +53,7 @@ class DecodePlan:
 
 @triton.jit(do_not_specialize=["batch", "target"])
 def plan_kernel(
-    contexts, chunk, first, items, batch, target,
+    contexts, first, items, batch, target,
     BATCH: tl.constexpr, TILE: tl.constexpr, SMALLEST: tl.constexpr,
 ):  # fmt: skip
     me = tl.program_id(0)
@@ -68,7 +66,6 @@ def plan_kernel(
     mine = tl.sum(tl.where(sequences == me, count, 0))
     tl.store(first + me, begin)
     if me == 0:
-        tl.store(chunk, length)
         tl.store(first + batch, tl.sum(count))
     for done in range(0, mine, 32):
         index = done + tl.arange(0, 32)
@@ -90,7 +87,7 @@ def plan_launch(context_lens: Tensor, plan: DecodePlan) -> Launch:
     return Launch(
         plan_kernel,
         (batch,),
-        (context_lens, plan.chunk, plan.first, plan.items, batch, plan.target),
+        (context_lens, plan.first, plan.items, batch, plan.target),
         {
             "BATCH": max(32, triton.next_power_of_2(len(plan.first) - 1)),
             "TILE": TILE,

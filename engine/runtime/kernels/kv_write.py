@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.runtime.kernels.launch import Launch, contiguous_last
+from engine.runtime.kernels.launch import Launch, card_of, check_cache, contiguous_last
 
 HEADS_AT_ONCE = 8  # heads of one program
 
@@ -72,7 +72,9 @@ def rope_kernel(
     is_query = (head < HEADS)[:, None] & inside
     tl.store(place, first.to(qkv.dtype.element_ty), mask=is_query)
     tl.store(place + half, second.to(qkv.dtype.element_ty), mask=is_query)
-    kept = ((head >= HEADS) & (slot + head * 0 >= 0))[:, None] & inside
+    if slot < 0:
+        return
+    kept = (head >= HEADS)[:, None] & inside
     cell = _cell(slot // BLOCK, slot % BLOCK, head - HEADS, 2 * KV_HEADS, BLOCK, HEAD_DIM)
     target = cache + cell[:, None] + pair[None, :]
     # rounded to the model's format first, so that an 8-bit cache holds what the unfused path would
@@ -88,6 +90,7 @@ def write_kv(k: Tensor, v: Tensor, cache: Tensor, slot_mapping: Tensor) -> None:
     `slot_mapping` (int64 [T]) is block * block_size + offset of each; -1 writes nowhere. An 8-bit
     cache takes the values unscaled, saturated at its largest number.
     """
+    check_cache(cache, card_of(cache.device))
     write_launch(k, v, cache, slot_mapping).run()
 
 
@@ -119,6 +122,7 @@ def rope_write_kv(
     `sin` are `RotaryTable`'s (float32 [positions, 1, head_dim]), `positions` int64 [T]; `cache` and
     `slot_mapping` as for `write_kv`. Computed in float32, as `rope.rotate_` does.
     """
+    check_cache(cache, card_of(cache.device))
     rope_launch(qkv, cos, sin, positions, cache, slot_mapping).run()
 
 

@@ -1,5 +1,6 @@
 """One launch of a kernel as data: it can be run, or compiled ahead of time for a card elsewhere."""
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,8 +26,13 @@ class Launch:
     args: tuple[Tensor | int | float, ...]
     meta: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """`meta`, and what all kernels are compiled with: Triton 3.10 turns this one off."""
+        return self.meta | {"enable_fp_fusion": True}
+
     def run(self) -> None:
-        self.kernel[self.grid](*self.args, **self.meta)
+        self.kernel[self.grid](*self.args, **self.options)
 
 
 @triton.jit
@@ -41,8 +47,25 @@ def dot(a, b):
 def contiguous_last(**tensors: Tensor) -> None:
     """ValueError for a tensor whose last dimension is strided."""
     for name, tensor in tensors.items():
-        if tensor.stride(-1) != 1:
+        if tensor.stride(-1) != 1 and tensor.shape[-1] > 1 and tensor.numel():
             raise ValueError(f"{name} must be contiguous in its last dimension")
+
+
+@functools.cache
+def card_of(device: torch.device) -> int:
+    """Compute capability, 90 for 9.0; where kernels are only interpreted, what is newest here."""
+    if device.type != "cuda":
+        return 90
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+def check_cache(cache: Tensor, card: int) -> None:
+    """ValueError for an 8-bit format that the card cannot convert."""
+    if cache.dtype == torch.float8_e4m3fn and card < 89:
+        raise ValueError(
+            f"compute capability {card // 10}.{card % 10} has no float8_e4m3fn; use float8_e5m2"
+        )
 
 
 def multiprocessors(device: torch.device) -> int:

@@ -11,10 +11,12 @@ from torch import Tensor
 
 from engine.core.plan import IntArray, LongArray
 from engine.runtime.kernels.attend import visit
-from engine.runtime.kernels.launch import LOG2_E, Launch, contiguous_last
+from engine.runtime.kernels.launch import LOG2_E, Launch, card_of, check_cache, contiguous_last
 
 QUERIES = 128  # rows of a program's tile: queries times the heads that share a KV head
-KEYS = 64  # of one pass through the loop
+# keys of one pass through the loop, before Hopper and since: there the tile of queries lies in
+# shared memory, and its registers are free for scores
+KEYS = (32, 64)
 
 
 def prefill_tiles(starts: LongArray, counts: LongArray, offsets: LongArray, group: int) -> IntArray:
@@ -86,11 +88,19 @@ def ragged_prefill_attention(
     max_blocks]. `tiles` is `prefill_tiles` of the rows, on the device; flat positions in no tile
     keep their `out`.
     """
-    prefill_launch(q, cache, block_tables, tiles, out, scale).run()
+    card = card_of(q.device)
+    check_cache(cache, card)
+    prefill_launch(q, cache, block_tables, tiles, out, scale, card).run()
 
 
 def prefill_launch(
-    q: Tensor, cache: Tensor, block_tables: Tensor, tiles: Tensor, out: Tensor, scale: float
+    q: Tensor,
+    cache: Tensor,
+    block_tables: Tensor,
+    tiles: Tensor,
+    out: Tensor,
+    scale: float,
+    card: int,
 ) -> Launch:
     contiguous_last(q=q, out=out, block_tables=block_tables)
     heads, head_dim = q.shape[1:]
@@ -111,7 +121,7 @@ def prefill_launch(
             "BLOCK": block,
             "DIM": triton.next_power_of_2(head_dim),
             "QUERIES": QUERIES,
-            "KEYS": KEYS,
+            "KEYS": KEYS[card >= 90],
             "num_warps": 8,
             "num_stages": 3,
         },

@@ -116,9 +116,9 @@ def noise_kernel(
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     temperature = tl.load(temperatures + row)
-    if temperature <= 0:
-        return
     best = _best_of(tops, row, CHUNKS, WIDTH)
+    if (temperature <= 0) | ~(tl.abs(best) < float("inf")):
+        return
     key = _key(seeds, draws, row)
     mass = tl.zeros([STEP], tl.float32)
     score = tl.full([STEP], float("-inf"), tl.float32)
