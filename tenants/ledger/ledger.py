@@ -18,6 +18,7 @@ from telemetry.clock import NANOSECONDS, Clock
 from telemetry.measures import Counter, Gauge, text_of
 from tenants.connection import StoreError, StoreUnavailable, cancelled
 from tenants.departed import Departed
+from tenants.ledger.damaged import prune
 from tenants.ledger.frames import HEADER_BYTES
 from tenants.ledger.journal import Journal
 from tenants.ledger.leftovers import (
@@ -142,6 +143,7 @@ class Ledger:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Flush meanwhile, and once more at the end, when the engines are to have stopped."""
+        await asyncio.to_thread(prune, self._config.folder)
         flushing = asyncio.create_task(self._run())
         try:
             yield

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from telemetry.usage import Usage
+from tenants.ledger.damaged import put_aside
 from tenants.ledger.frames import HEADER_BYTES, NotAJournalError, decode, decode_header
 from tenants.ledger.journal import SUFFIX, locked
 
@@ -124,9 +125,7 @@ def _source(path: Path, file: int) -> Source | None:
         if size < HEADER_BYTES:
             path.unlink(missing_ok=True)
         else:
-            aside = path.with_suffix(".damaged")
-            log.error("%s is put aside as %s: %s", path, aside.name, error)  # noqa: TRY400
-            path.replace(aside)
+            put_aside(path, error)
         return None
     return Source(file, file_id, model, writer, size - HEADER_BYTES)
 

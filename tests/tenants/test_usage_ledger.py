@@ -157,6 +157,26 @@ async def test_no_journal_and_one_killed_before_its_header_are_put_away(
     assert os.listdir(tmp_path) == [f"{'1' * 16}.damaged"]
 
 
+async def test_what_was_put_aside_is_kept_for_a_while_and_not_in_any_number(
+    connection: Connection, tmp_path: Path
+) -> None:
+    def put_aside() -> set[int]:
+        return {int(path.stem) for path in tmp_path.glob("*.damaged")}
+
+    book = ledger(tmp_path, connection)
+    for number in range(20):
+        path = path_of(tmp_path, f"{number:016}")
+        path.write_bytes(b"no journal" * 200)
+        os.utime(path, (NOW - 1000 + number, NOW - 1000 + number))
+    await book.flush()
+    assert put_aside() == set(range(4, 20))
+    for number in range(10):
+        aside = tmp_path / f"{number + 4:016}.damaged"
+        os.utime(aside, (NOW - 31 * 86_400, NOW - 31 * 86_400))
+    async with book.running():
+        assert put_aside() == set(range(14, 20))
+
+
 async def test_a_store_that_is_away_costs_only_time(tmp_path: Path) -> None:
     valkey = EmbeddedValkey(tmp_path / "store")
     connection = Connection(valkey.start())
