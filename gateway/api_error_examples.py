@@ -196,6 +196,3 @@ ELSEWHERE: Mapping[str, str] = {
         "tests/cli/test_server.py::test_what_outlives_the_grace_period_ends_with_an_error"
     ),
 }
-UNUSED: Mapping[str, str] = {
-    "constraint_error": "Nothing brings it about yet: no request that is served has a constraint.",
-}

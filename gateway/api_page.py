@@ -10,7 +10,7 @@ from gateway import api_error_examples as examples
 from gateway import api_examples, openapi_headers
 from gateway.api_examples import Example
 from gateway.errors import TABLE, Retry, Row
-from gateway.operations import OPERATIONS, Operation
+from gateway.operations import OPERATIONS, UNSERVED, Operation
 
 _INTRODUCTION = """\
 # HTTP API
@@ -129,16 +129,15 @@ def _errors() -> Iterator[str]:
         yield f"### `{code}`\n"
         if code in examples.EXAMPLES:
             yield from _example(examples.EXAMPLES[code])
-        elif code in examples.ELSEWHERE:
-            yield f"Takes more than a call: `{examples.ELSEWHERE[code]}`.\n"
         else:
-            yield f"{examples.UNUSED[code]}\n"
+            yield f"Takes more than a call: `{examples.ELSEWHERE[code]}`.\n"
 
 
 def _by_code() -> Mapping[str, list[Row]]:
     """The rows of each code, in order of status."""
     found: dict[str, list[Row]] = {}
-    for row in sorted(TABLE.values(), key=lambda row: (row.status, row.code)):
+    served = [row for reason, row in TABLE.items() if reason not in UNSERVED]
+    for row in sorted(served, key=lambda row: (row.status, row.code)):
         found.setdefault(row.code, []).append(row)
     return found
 

@@ -35,7 +35,9 @@ _ELSEWHERE = frozenset(
         Reason.KEY_NOT_ACTIVE,
     }
 )
-_GENERATION = frozenset(TABLE) - _ELSEWHERE
+# Of the engine's seam for constraints alone: nothing that can be asked for over HTTP has one.
+UNSERVED = frozenset({Cause.CONSTRAINT})
+_GENERATION = frozenset(TABLE) - _ELSEWHERE - UNSERVED
 _VALUE = frozenset({Reason.INVALID_VALUE})
 _ABSENT = frozenset({Reason.NOT_FOUND})
 
