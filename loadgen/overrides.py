@@ -1,14 +1,12 @@
 """What the table of a policy replaces in its scenario beside the policy itself."""
 
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import replace
 
-from loadgen.device import Device
 from loadgen.scenario import LengthKnowledge, Scenario
-from loadgen.tables import ScenarioError, build, convert
+from loadgen.tables import ScenarioError, convert
 from loadgen.workload import Workload
 
-OVERRIDES = ("lengths", "kernel", "device", "clients")
+OVERRIDES = ("lengths", "kernel", "clients")
 
 
 def length_knowledge(scenario: Scenario, policy: str) -> LengthKnowledge:
@@ -16,17 +14,6 @@ def length_knowledge(scenario: Scenario, policy: str) -> LengthKnowledge:
     value = scenario.policies[policy].get("lengths", scenario.lengths)
     known: LengthKnowledge = convert(LengthKnowledge, value, f"policies.{policy}.lengths")
     return known
-
-
-def device_of(scenario: Scenario, policy: str) -> Device:
-    """The device that runs that policy: keys of its own before the scenario's."""
-    where = f"policies.{policy}.device"
-    changes: dict[str, Any] = convert(dict, scenario.policies[policy].get("device", {}), where)
-    return build(Device, {**_set(scenario.device), **changes}, where)
-
-
-def _set(device: Device) -> dict[str, Any]:
-    return {name: value for name, value in asdict(device).items() if value is not None}
 
 
 def senders_only(workload: Workload, scenario: Scenario, policy: str) -> Workload:

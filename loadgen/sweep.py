@@ -12,7 +12,7 @@ from engine.core.loop import Recorder
 from loadgen.data import DataFolder
 from loadgen.hints import CommandList, check, sample
 from loadgen.kernel_config import kernel_config
-from loadgen.overrides import device_of, length_knowledge, senders_only
+from loadgen.overrides import length_knowledge, senders_only
 from loadgen.replay import Rerun, Work
 from loadgen.scenario import Scenario
 from loadgen.simulation import Rules, Simulation
@@ -63,8 +63,7 @@ def prepare(
     scenario: Scenario, cell: Cell, data: DataFolder, journal: Recorder | None = None
 ) -> Simulation:
     """The simulation of one cell. Raises ScenarioError for what the scenario has wrong."""
-    device = device_of(scenario, cell.policy)
-    profile = device.noise_free()
+    profile = scenario.device.noise_free()
     workload = make_workload(scenario, cell.seed, cell.scale, data, profile)
     workload = senders_only(workload, scenario, cell.policy)
     until = None if scenario.drain else int(scenario.duration * NANOSECONDS)
@@ -76,7 +75,8 @@ def prepare(
         seed=cell.seed,
     )
     kernel = kernel_config(scenario, cell.policy, profile.link)
-    return Simulation(workload, kernel, device.build(cell.seed), rules, journal=journal)
+    device = scenario.device.build(cell.seed)
+    return Simulation(workload, kernel, device, rules, journal=journal)
 
 
 def run_cell(scenario: Scenario, cell: Cell, data: DataFolder) -> Run:
@@ -89,8 +89,7 @@ def run_cell(scenario: Scenario, cell: Cell, data: DataFolder) -> Run:
     hints = []
     if checked:
         work = Work(tuple(commands.given), simulation.lengths, {})
-        device = device_of(scenario, cell.policy).build(cell.seed)
-        again = Rerun(work, simulation.scheduler.config, device)
+        again = Rerun(work, simulation.scheduler.config, scenario.device.build(cell.seed))
         hints = check(again, recorder.fates, sample(recorder.fates, checked))
     figures = summarise(scenario, simulation.workload, recorder, simulation.clock.now(), hints)
     return Run(cell, figures, perf_counter() - started)

@@ -8,10 +8,9 @@ import pytest
 from engine.sim.profile import A10G_LLAMA2_7B, UNIT_TIME, HostLink
 from loadgen.arrivals import Phase, arrival_times
 from loadgen.data import DEFAULT_DATA, DataFolder
-from loadgen.device import Device
 from loadgen.kernel_config import kernel_config
 from loadgen.lengths import Distribution, draw_lengths
-from loadgen.overrides import device_of, length_knowledge, senders_only
+from loadgen.overrides import length_knowledge, senders_only
 from loadgen.prefixes import prompt_hashes
 from loadgen.scenario import Scenario, load_scenario, shipped
 from loadgen.tables import ScenarioError, build
@@ -45,7 +44,7 @@ def test_every_shipped_scenario_can_be_read_and_its_policies_configured():
         for policy in loaded.policies:
             assert kernel_config(loaded, policy, HostLink()).num_blocks > 0
             assert length_knowledge(loaded, policy) in {"declared", "unknown"}
-            device_of(loaded, policy).noise_free()
+        loaded.device.noise_free()
 
 
 @pytest.mark.parametrize(
@@ -234,21 +233,16 @@ def test_a_workload_depends_on_the_seed_alone_and_copies_are_clients_of_their_ow
     assert [r.origin for r in one.requests] == list(range(len(one.requests)))
 
 
-def test_a_policy_may_change_the_device_and_who_sends():
-    alone = {"device": {"swap_overlap": False}, "clients": ["b"]}
-    both = [CLIENT, CLIENT | {"name": "b"}]
-    table = {"device": {"overhead_ms": 5.0}, "clients": both}
-    loaded = scenario(**table, policies={"fair": {}, "alone": alone})
-    assert device_of(loaded, "fair") == Device(overhead_ms=5.0)
-    assert device_of(loaded, "alone") == Device(overhead_ms=5.0, swap_overlap=False)
+def test_a_policy_may_say_who_sends_and_everybodys_arrivals_stay():
+    rules = {"fair": {}, "alone": {"clients": ["b"]}, "wrong": {"clients": ["c"]}}
+    loaded = scenario(clients=[CLIENT, CLIENT | {"name": "b"}], policies=rules)
     assert kernel_config(loaded, "alone", HostLink()).policy == PolicyConfig()
     everyone = make_workload(loaded, 0, 1.0, DataFolder(), UNIT_TIME)
     assert senders_only(everyone, loaded, "fair") == everyone
     sent = senders_only(everyone, loaded, "alone").requests
     assert sent == tuple(r for r in everyone.requests if r.client == 1) != ()
-    stranger = scenario(**table, policies={"fair": {"clients": ["c"]}})
-    with pytest.raises(ScenarioError, match=r"policies\.fair\.clients names 'c', which is no"):
-        senders_only(everyone, stranger, "fair")
+    with pytest.raises(ScenarioError, match=r"policies\.wrong\.clients names 'c', which is no"):
+        senders_only(everyone, loaded, "wrong")
 
 
 def test_prompts_with_a_beginning_in_common_share_its_blocks_and_no_others():
