@@ -10,6 +10,7 @@ from engine.core.preempt import computed_of, mode_for, pause, preempt
 from engine.core.sequence import Sequence, State
 from engine.core.state import KernelState
 from policies.fairness.lag import (
+    ahead_within_tenant,
     lag_of,
     lags,
     leaves,
@@ -48,6 +49,8 @@ def relieve_lag(state: KernelState, now: int) -> None:
     for poor in state.line(now):
         if not lags(poor, state.allowed_lead):
             return
+        if ahead_within_tenant(poor, state.allowed_lead):
+            continue  # what its tenant is owed is not for it
         if not relief.make_room(poor):
             # whoever is too far ahead of those that come later is so of this one
             state.stand_back = state.stand_back or leaves(too_far_ahead(poor, state.allowed_lead))
