@@ -8,10 +8,7 @@ import torch
 
 from engine.core.plan import Sampling
 from engine.runtime.executor import TorchExecutor
-from engine.runtime.gpu.executor import GpuExecutor
-from engine.runtime.gpu.fake import FakeDevice
-from engine.runtime.gpu.graphs import buckets
-from engine.runtime.kernels.backend import TritonAttention, TritonChoice, TritonOperators
+from engine.runtime.gpu.build import interpreted_executor
 from engine.runtime.loader import build_model
 from tests.runtime.driver import GREEDY, TINY, RandomWeights, generate, tiny_config
 
@@ -29,14 +26,7 @@ DRAWN = [
 def main() -> None:
     torch.set_num_threads(1)
     model = build_model(SHAPE, RandomWeights(SHAPE), torch.float32, CPU)
-    rows = buckets(CONFIG.max_running)[-1]
-    late = GpuExecutor(
-        replace(model, operators=TritonOperators(SHAPE, model.dtype)),
-        CONFIG,
-        FakeDevice(1),
-        lambda cache: TritonAttention(SHAPE, cache, model.rope, rows),
-        TritonChoice(rows, SHAPE.vocab_size, CPU),
-    )
+    late = interpreted_executor(model, CONFIG, 1)
     late.cache.blocks.fill_(math.nan)  # nothing may depend on what the pool holds at first
     late.warm_up()
     same = 0

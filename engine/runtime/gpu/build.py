@@ -6,6 +6,7 @@ import torch
 
 from engine.core.config import KernelConfig
 from engine.runtime.gpu.attention import HostAttention
+from engine.runtime.gpu.device import Device
 from engine.runtime.gpu.executor import GpuExecutor
 from engine.runtime.gpu.fake import FakeDevice
 from engine.runtime.gpu.graphs import buckets
@@ -18,20 +19,33 @@ class NoKernelsError(ValueError):
 
 def cuda_executor(model: LlamaModel, config: KernelConfig, *, graphs: bool = True) -> GpuExecutor:
     """On the card that holds the model's weights. NoKernelsError without Triton."""
-    try:
-        from engine.runtime.kernels.backend import TritonAttention, TritonChoice, TritonOperators
-    except ModuleNotFoundError as error:
-        raise NoKernelsError(f"a CUDA device needs the package '{error.name}'") from error
     from engine.runtime.gpu.cuda import CudaDevice
 
     torch.cuda.empty_cache()  # what loading left over, so that the KV pool finds one piece
+    return _over_kernels(model, config, CudaDevice(model.device), graphs=graphs)
+
+
+def interpreted_executor(
+    model: LlamaModel, config: KernelConfig, seed: int | None = None, *, graphs: bool = True
+) -> GpuExecutor:
+    """The card's kernels on the CPU, where TRITON_INTERPRET is set; see `fake_executor`."""
+    return _over_kernels(model, config, FakeDevice(seed), graphs=graphs)
+
+
+def _over_kernels(
+    model: LlamaModel, config: KernelConfig, device: Device, *, graphs: bool
+) -> GpuExecutor:
+    try:
+        from engine.runtime.kernels.backend import TritonAttention, TritonChoice, TritonOperators
+    except ModuleNotFoundError as error:
+        raise NoKernelsError(f"the GPU's kernels need the package '{error.name}'") from error
     shape, rows = model.config, buckets(config.max_running)[-1]
     return GpuExecutor(
         replace(model, operators=TritonOperators(shape, model.dtype)),
         config,
-        CudaDevice(model.device),
+        device,
         lambda cache: TritonAttention(shape, cache, model.rope, rows),
-        TritonChoice(rows, shape.vocab_size, model.device),
+        TritonChoice(rows, shape.vocab_size, device.place),
         graphs=graphs,
     )
 

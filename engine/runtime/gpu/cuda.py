@@ -44,6 +44,7 @@ class CudaDevice:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
+        self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     @property
     def place(self) -> torch.device:
@@ -59,8 +60,7 @@ class CudaDevice:
 
     def capture(self, compute: Compute) -> Compute:
         # the first run compiles kernels and lets libraries allocate, neither of which a graph may
-        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(stream), torch.inference_mode():
+        with torch.cuda.stream(self._side), torch.inference_mode():
             compute()
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()

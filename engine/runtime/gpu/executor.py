@@ -118,6 +118,10 @@ class GpuExecutor:
                 self.wait(self.launch(plan))
             self.cache.clear(torch.zeros(1, dtype=torch.int64, device=self._device.place))
 
+    def release_graphs(self) -> None:
+        """Run every step eagerly from now on."""
+        self._graphs = None
+
     def _ready(self, size: int) -> Compute:
         rows = padding(size)
         into, source = self._staging.write(rows, self._turn)

@@ -13,13 +13,19 @@ from torch import Tensor
 
 from engine.core.plan import IntArray
 from engine.runtime.gpu.inputs import DeviceRows
-from engine.runtime.kernels.activation import silu_mul
-from engine.runtime.kernels.decode import paged_decode_attention
-from engine.runtime.kernels.decode_plan import DecodePlan, plan_decode
-from engine.runtime.kernels.kv_write import rope_write_kv
-from engine.runtime.kernels.norm import rms_norm_add
-from engine.runtime.kernels.prefill import prefill_tiles, ragged_prefill_attention
-from engine.runtime.kernels.sampling import SampleInputs, SampleScratch, sample
+from engine.runtime.kernels import (
+    DecodePlan,
+    SampleInputs,
+    SampleScratch,
+    paged_decode_attention,
+    plan_decode,
+    prefill_tiles,
+    ragged_prefill_attention,
+    rms_norm_add,
+    rope_write_kv,
+    sample,
+    silu_mul,
+)
 from engine.runtime.kv_cache import KVCache
 from engine.runtime.model_config import ModelConfig
 from engine.runtime.operators import Rotation

@@ -1,0 +1,105 @@
+"""Kernels alone, beside what the memory and the matrix units can do."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import torch
+
+from engine.runtime.device_check.limits import Limits
+from engine.runtime.device_check.report import Row
+from engine.runtime.device_check.target import Target
+from engine.runtime.model_config import ModelConfig
+from engine.runtime.sampler import DrawInputs
+
+DECODE_GOAL = 0.8  # of the copy bandwidth, batch 64 at the longest context
+
+
+def kernel_rows(target: Target, shape: ModelConfig, limits: Limits) -> Iterator[Row]:
+    if not target.kernels:
+        yield Row("kernel times", note="a dry run has no card; TRITON_INTERPRET=1 interprets them")
+        return
+    yield from _attention_rows(target, shape, limits)
+    yield from _pointwise_rows(target, shape, limits)
+    yield from _draw_rows(target, shape, limits)
+
+
+def _attention_rows(target: Target, shape: ModelConfig, limits: Limits) -> Iterator[Row]:
+    from engine.runtime.device_check.rows import one_layer, prepared
+
+    batch = target.sizes.kernel_batch
+    for context in target.sizes.contexts:
+        rows = prepared(target, one_layer(shape), [(context - 1, 1)] * batch)
+        seconds = target.seconds(rows.attend)
+        moved = batch * context * 2 * shape.kv_size * target.dtype.itemsize
+        yield Row(
+            f"decode attention, batch {batch}, context {context}",
+            seconds * 1e6,
+            "µs",
+            share=moved / seconds / limits.copy,
+            goal=DECODE_GOAL if context >= 8192 else None,
+            note="of copying; with the rotation and the cache write",
+        )
+    tokens = target.sizes.prefills[-1]
+    seconds = target.seconds(prepared(target, one_layer(shape), [(0, tokens)]).attend)
+    flops = 2 * shape.query_size * tokens * (tokens + 1)
+    yield Row(
+        f"prefill attention, {tokens} tokens",
+        seconds * 1e6,
+        "µs",
+        share=flops / seconds / limits.matrix,
+        note="of the matrix rate; the triangle alone counted",
+    )
+
+
+def _pointwise_rows(target: Target, shape: ModelConfig, limits: Limits) -> Iterator[Row]:
+    from engine.runtime.kernels.backend import TritonOperators
+
+    tokens, hidden, item = target.sizes.step_tokens, shape.hidden_size, target.dtype.itemsize
+    operators = TritonOperators(shape, target.dtype)
+    stream = torch.randn(tokens, hidden, device=target.device)
+    delta = stream.to(target.dtype)
+    weight = torch.ones(hidden, device=target.device)
+    seconds = target.seconds(lambda: operators.add_norm(stream, delta, weight))
+    yield _moved("residual and norm", tokens * hidden * (8 + 2 * item), seconds, limits)
+    gate_up = torch.randn(
+        tokens, 2 * shape.intermediate_size, dtype=target.dtype, device=target.device
+    )
+    seconds = target.seconds(lambda: operators.silu_mul(gate_up))
+    yield _moved("activation", tokens * shape.intermediate_size * 3 * item, seconds, limits)
+
+
+def _draw_rows(target: Target, shape: ModelConfig, limits: Limits) -> Iterator[Row]:
+    from engine.runtime.kernels.backend import TritonChoice
+
+    batch = target.sizes.kernel_batch
+    choice = TritonChoice(batch, shape.vocab_size, target.device)
+    scores = torch.randn(batch, shape.vocab_size, device=target.device)
+    best = scores.amax(-1)
+    for name, heat, top_p in (("greedy", 0.0, 1.0), ("hot", 1.0, 1.0), ("hot, top_p", 1.0, 0.9)):
+        inputs = draw_inputs(batch, heat, top_p)
+        seconds = target.seconds(partial(choice, scores, best, inputs))
+        size = scores.nbytes
+        yield _moved(f"draw, batch {batch}, {name}", size, seconds, limits)
+
+
+def draw_inputs(rows: int, temperature: float, top_p: float) -> DrawInputs:
+    """The same parameters for every row, and a seed of its own."""
+    reals, whole = np.ones((6, rows), np.float32), np.zeros((4, rows), np.int32)
+    reals[:3] = np.array([[temperature], [top_p], [0.0]])
+    everyone, nobody = None, np.empty(0, np.int64)
+    return DrawInputs(
+        slots=np.arange(rows, dtype=np.int32),
+        plain=False,
+        reals=reals,
+        whole=whole,
+        seeds=np.arange(rows, dtype=np.uint64),
+        chance=everyone if temperature else nobody,
+        filtered=everyone if top_p < 1 else nobody,
+        logprobs=np.full(rows, -1, np.int32),
+    )
+
+
+def _moved(name: str, size: int, seconds: float, limits: Limits) -> Row:
+    share = size / seconds / limits.copy
+    return Row(name, seconds * 1e6, "µs", share=share, note="of copying what it must")
