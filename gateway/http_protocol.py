@@ -32,6 +32,7 @@ class BoundedHttpProtocol(WatchedProtocol):
         super().__init__(*args, **kwargs)
         self._head_timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
+        self._head_read = False  # by the last piece of data
         self._in_body = False  # the head was read and the end of the body was not
         self._rest_timer: asyncio.TimerHandle | None = None
 
@@ -48,10 +49,12 @@ class BoundedHttpProtocol(WatchedProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._head_timer is None and not self._in_body:
-            self._await_head()
-        self._head_bytes += len(data)
+        begins = self._head_timer is None and not self._in_body
+        self._head_bytes = len(data) + (0 if begins else self._head_bytes)
+        self._head_read = False
         super().data_received(data)
+        if begins and not self._head_read:  # most heads come in one piece, and need no timer
+            self._await_head()
         if self._head_timer is not None and self._head_bytes > self.limits.max_header_bytes:
             self._refuse(
                 431,
@@ -66,7 +69,7 @@ class BoundedHttpProtocol(WatchedProtocol):
 
     def on_headers_complete(self) -> None:
         self._end_head()
-        self._in_body = True
+        self._head_read = self._in_body = True
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -84,7 +87,6 @@ class BoundedHttpProtocol(WatchedProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _await_head(self) -> None:
-        self._head_bytes = 0
         self._head_timer = self.loop.call_later(self.limits.head_timeout, self._head_late)
 
     def _end_head(self) -> None:

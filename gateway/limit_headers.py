@@ -11,7 +11,6 @@ from tenants.limits import Limit, Measure, Window
 
 RawHeaders = list[tuple[bytes, bytes]]
 
-_TOKENS = frozenset({Measure.TOKENS, Measure.INPUT, Measure.OUTPUT})
 _UNITS = {
     Measure.REQUESTS: "requests",
     Measure.CONCURRENCY: "concurrent-requests",
@@ -28,6 +27,29 @@ _SECONDS = {
 }
 
 
+Kind = tuple[frozenset[Measure], bytes, bytes, bytes]
+
+
+def _kind(name: str, *measures: Measure) -> Kind:
+    """What is counted, and the names that tell its limit, what remains, and the reset."""
+    limit, remaining, reset = (
+        name.format(told).encode() for told in ("limit", "remaining", "reset")
+    )
+    return frozenset(measures), limit, remaining, reset
+
+
+_OPENAI = (
+    _kind("x-ratelimit-{}-requests", Measure.REQUESTS),
+    _kind("x-ratelimit-{}-tokens", Measure.TOKENS, Measure.INPUT, Measure.OUTPUT),
+)
+_ANTHROPIC = (
+    _kind("anthropic-ratelimit-requests-{}", Measure.REQUESTS),
+    _kind("anthropic-ratelimit-tokens-{}", Measure.TOKENS),
+    _kind("anthropic-ratelimit-input-tokens-{}", Measure.INPUT),
+    _kind("anthropic-ratelimit-output-tokens-{}", Measure.OUTPUT),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Standing:
     """How one limit stands; `reset_ms` is how long until all of it can be had."""
@@ -40,37 +62,28 @@ class Standing:
 def openai(standings: Sequence[Standing]) -> RawHeaders:
     """`x-ratelimit-*` for requests and for the tokens that are nearest their end."""
     headers = _ietf(standings)
-    for kind, measures in (("requests", frozenset({Measure.REQUESTS})), ("tokens", _TOKENS)):
+    for measures, limit, remaining, reset in _OPENAI:
         nearest = _nearest(standings, measures)
         if nearest is not None:
             headers += [
-                (f"x-ratelimit-limit-{kind}".encode(), b"%d" % nearest.limit.amount),
-                (f"x-ratelimit-remaining-{kind}".encode(), b"%d" % nearest.remaining),
-                (f"x-ratelimit-reset-{kind}".encode(), duration(nearest.reset_ms).encode()),
+                (limit, b"%d" % nearest.limit.amount),
+                (remaining, b"%d" % nearest.remaining),
+                (reset, duration(nearest.reset_ms).encode()),
             ]
     return headers
-
-
-_ANTHROPIC = (
-    ("requests", frozenset({Measure.REQUESTS})),
-    ("tokens", frozenset({Measure.TOKENS})),
-    ("input-tokens", frozenset({Measure.INPUT})),
-    ("output-tokens", frozenset({Measure.OUTPUT})),
-)
 
 
 def anthropic(standings: Sequence[Standing], wall_ms: int) -> RawHeaders:
     """`anthropic-ratelimit-*`; resets are instants."""
     headers = _ietf(standings)
-    for kind, measures in _ANTHROPIC:
+    for measures, limit, remaining, reset in _ANTHROPIC:
         nearest = _nearest(standings, measures)
         if nearest is not None:
             instant = datetime.fromtimestamp((wall_ms + nearest.reset_ms) // 1000 + 1, UTC)
-            reset = instant.strftime("%Y-%m-%dT%H:%M:%SZ")
             headers += [
-                (f"anthropic-ratelimit-{kind}-limit".encode(), b"%d" % nearest.limit.amount),
-                (f"anthropic-ratelimit-{kind}-remaining".encode(), b"%d" % nearest.remaining),
-                (f"anthropic-ratelimit-{kind}-reset".encode(), reset.encode()),
+                (limit, b"%d" % nearest.limit.amount),
+                (remaining, b"%d" % nearest.remaining),
+                (reset, instant.strftime("%Y-%m-%dT%H:%M:%SZ").encode()),
             ]
     return headers
 

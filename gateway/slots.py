@@ -14,10 +14,7 @@ class Slots:
         self._total = total
         self._for_each_tenant = for_each_tenant
         self._held: Counter[str] = Counter()
-
-    @property
-    def held(self) -> int:
-        return self._held.total()
+        self.held = 0
 
     @contextmanager
     def hold(self, tenant: str) -> Iterator[None]:
@@ -27,9 +24,11 @@ class Slots:
         if self.held >= self._total:
             raise ApiError(Reason.SERVER_BUSY)
         self._held[tenant] += 1
+        self.held += 1
         try:
             yield
         finally:
+            self.held -= 1
             self._held[tenant] -= 1
             if not self._held[tenant]:
                 del self._held[tenant]

@@ -114,7 +114,8 @@ class EngineWorker:
     def post(self, command: Command) -> None:
         """Hand over a command; safe from any thread."""
         self._mailbox.append(command)
-        self._wake.set()
+        if not self._wake.is_set():  # else the thread has yet to clear it, and looks after that
+            self._wake.set()
 
     def ask(self, inquiry: Inquiry, answer: Callable[[Pressure | Exception], None]) -> None:
         """Have `answer` called on the thread after its next iteration; safe from any thread."""
