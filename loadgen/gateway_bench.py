@@ -11,9 +11,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import nan
+from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -50,8 +52,9 @@ Rows = list[tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a request goes, and what it says."""
+    """Where a request goes, and what it says; `pid` is the server's process."""
 
+    pid: int
     port: int
     path: str
     headers: dict[str, str]
@@ -59,6 +62,7 @@ class Target:
 
     def load(self, clients: int, seconds: float) -> Load:
         """Call in a closed loop, from a process of its own."""
+        before = cpu_seconds(self.pid)
         order = {
             "port": self.port,
             "path": self.path,
@@ -76,7 +80,25 @@ class Target:
         )
         if done.returncode:
             raise RuntimeError(f"the load failed: {done.stderr.decode(errors='replace')[-600:]}")
-        return Load(**json.loads(done.stdout))
+        load = Load(**json.loads(done.stdout))
+        return replace(load, cpu=1e6 * (cpu_seconds(self.pid) - before) / load.all_answers)
+
+
+class Bare(NamedTuple):
+    """The bare endpoint's process and port."""
+
+    pid: int
+    port: int
+
+
+def cpu_seconds(pid: int) -> float:
+    """What the threads of a process have used so far; nan where the system does not say."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return nan
+    user, system = stat.rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(slots=True)
@@ -111,31 +133,32 @@ def measure(seconds: float, repeat: int, report: Report) -> list[Pair]:
         Pair(f"{MANY} streams of {STREAMED} tokens", MANY),
         Pair(f"{MANY} clients, every request traced", MANY),
     ]
-    with bare_server() as port:
-        config = CONFIG.format(port=port)
+    with bare_server() as bare:
+        config = CONFIG.format(port=bare.port)
         report("starting a server without traces")
         with serving(config, {"OTEL_TRACES_SAMPLER": "always_off"}, LIMITS) as server:
-            _run(pairs[:3], server, port, seconds, repeat, report)
+            _run(pairs[:3], server, bare, seconds, repeat, report)
         report("starting a server that traces every request")
         with serving(config, {"OTEL_TRACES_SAMPLER": "always_on"}, LIMITS) as server:
-            _run(pairs[3:], server, port, seconds, repeat, report)
+            _run(pairs[3:], server, bare, seconds, repeat, report)
     return pairs
 
 
 def _run(
-    pairs: list[Pair], server: Server, port: int, seconds: float, repeat: int, report: Report
+    pairs: list[Pair], server: Server, bare: Bare, seconds: float, repeat: int, report: Report
 ) -> None:
     for number in range(1, repeat + 1):
         for pair in pairs:
             report(f"{pair.name}, {number} of {repeat}")
-            bare, full = _targets(server, port, streamed="streams" in pair.name)
-            pair.bare.append(bare.load(pair.clients, seconds))
+            plain, full = _targets(server, bare, streamed="streams" in pair.name)
+            pair.bare.append(plain.load(pair.clients, seconds))
             pair.full.append(full.load(pair.clients, seconds))
 
 
-def _targets(server: Server, port: int, *, streamed: bool) -> tuple[Target, Target]:
+def _targets(server: Server, bare: Bare, *, streamed: bool) -> tuple[Target, Target]:
     """The bare endpoint sends what the gateway sent when it was asked."""
     full = Target(
+        pid=server.pid,
         port=int(server.url.rpartition(":")[2]),
         path="/v1/chat/completions",
         headers={"authorization": f"Bearer {server.keys['gold']}"},
@@ -151,20 +174,20 @@ def _targets(server: Server, port: int, *, streamed: bool) -> tuple[Target, Targ
     url = f"{server.url}{full.path}"
     answer = httpx.post(url, headers=full.headers, json=full.body, timeout=60).raise_for_status()
     if not streamed:
-        return Target(port, "/json", {}, {**full.body, "answer": answer.json()}), full
+        return Target(*bare, "/json", {}, {**full.body, "answer": answer.json()}), full
     events = [line for line in answer.text.splitlines() if line.startswith("data: {")]
     event = events[len(events) // 2].removeprefix("data: ")
-    return Target(port, "/sse", {}, {**full.body, "event": event, "times": len(events)}), full
+    return Target(*bare, "/sse", {}, {**full.body, "event": event, "times": len(events)}), full
 
 
 @contextmanager
-def bare_server() -> Iterator[int]:
-    """The bare endpoint as a process; yields its port."""
+def bare_server() -> Iterator[Bare]:
+    """The bare endpoint as a process."""
     command = (sys.executable, "-m", "loadgen.bare_server")
     server = subprocess.Popen(command, stdout=subprocess.PIPE, env=dict(os.environ))
     try:
         assert server.stdout is not None  # it is a pipe
-        yield int(server.stdout.readline())
+        yield Bare(server.pid, int(server.stdout.readline()))
     finally:
         server.terminate()
         server.wait()
@@ -193,7 +216,7 @@ def _most(name: str, values: list[float], limit: float, unit: str) -> Finding:
     return Finding(name, median(values), limit, unit, note=between(values))
 
 
-HEADER = ("load", "server", "answers/s", "p50", "p99")
+HEADER = ("load", "server", "answers/s", "p50", "p99", "CPU an answer")
 
 
 def rows(pairs: list[Pair]) -> Rows:
@@ -205,6 +228,7 @@ def rows(pairs: list[Pair]) -> Rows:
             f"{median(load.rate for load in loads):,.0f}",
             f"{median(load.p50 for load in loads):.2f} ms",
             f"{median(load.p99 for load in loads):.2f} ms",
+            f"{median(load.cpu for load in loads):,.0f} us",
         )
         for pair in pairs
         for name, loads in (("bare", pair.bare), ("gateway", pair.full))

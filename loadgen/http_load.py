@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from dataclasses import asdict, dataclass
+from math import nan
 from typing import Any, cast
 
 import uvloop
@@ -21,12 +22,17 @@ LAST_CHUNK = b"0\r\n\r\n"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Answers in the measured part; latencies in milliseconds, until an answer is complete."""
+    """Answers in the measured part; latencies in milliseconds, until an answer is complete.
+
+    `cpu` is in microseconds of the server's process for an answer, where somebody looked.
+    """
 
     answers: int
+    all_answers: int  # with those of the warm-up
     rate: float  # a second
     p50: float
     p99: float
+    cpu: float = nan
 
 
 class _Caller(asyncio.Protocol):
@@ -117,7 +123,11 @@ async def run(order: dict[str, Any]) -> Load:
     if not times:
         raise ConnectionError(f"no answer within {order['seconds']:g} s")
     return Load(
-        len(times), len(times) / (ended - began), quantile(times, 0.5), quantile(times, 0.99)
+        answers=len(times),
+        all_answers=len(done),
+        rate=len(times) / (ended - began),
+        p50=quantile(times, 0.5),
+        p99=quantile(times, 0.99),
     )
 
 

@@ -1,6 +1,7 @@
 """A simulated model that answers at once, and the loads that measure the gateway with it."""
 
 import asyncio
+import os
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ def test_tokens_depend_on_the_request_and_the_index_alone():
 
 
 def test_shares_and_added_times_are_relative_to_the_bare_endpoint():
-    bare, full = Load(100, 1000.0, 1.0, 2.0), Load(100, 250.0, 4.0, 8.0)
+    bare, full = Load(100, 120, 1000.0, 1.0, 2.0), Load(100, 120, 250.0, 4.0, 8.0)
     pair = Pair("x", 64, [bare], [full])
     assert pair.shares() == [25.0]
     assert pair.added_p99() == [6.0]
@@ -45,13 +46,15 @@ def test_shares_and_added_times_are_relative_to_the_bare_endpoint():
 
 @pytest.mark.server
 def test_every_complete_answer_is_counted_once_and_a_refusal_ends_the_load():
-    with bare_server() as port:
-        found = Target(port, "/json", {}, {"answer": {"text": "x" * 5000}}).load(4, 0.3)
+    with bare_server() as bare:
+        found = Target(*bare, "/json", {}, {"answer": {"text": "x" * 5000}}).load(4, 0.3)
         assert found.answers > 4
         assert found.rate == pytest.approx(found.answers / 0.3, rel=0.5)
         assert 0 < found.p50 <= found.p99
-        events = Target(port, "/sse", {}, {"event": '{"a": "b"}', "times": 20}).load(2, 0.3)
+        assert found.answers <= found.all_answers
+        assert found.cpu * found.all_answers < 1e6 * 2 * os.cpu_count()  # it took less than 2 s
+        events = Target(*bare, "/sse", {}, {"event": '{"a": "b"}', "times": 20}).load(2, 0.3)
         assert events.answers > 2
-        order = {"port": port, "path": "/absent", "headers": {}, "body": "{}"}
+        order = {"port": bare.port, "path": "/absent", "headers": {}, "body": "{}"}
         with pytest.raises(ConnectionError, match="404"):
             asyncio.run(http_load.run({**order, "clients": 1, "seconds": 0.2, "warm_up": 0}))
