@@ -29,6 +29,7 @@ MOST_ANSWERS = 2  # to those who ask how they stand, in one iteration; each take
 
 AnyExecutor = Executor[Any]
 Book = Callable[[list[Event]], None]
+Fault = tuple[str, Callable[[str], None]]  # what happened, and who fails what it took down
 
 
 def keep_no_book(_events: list[Event]) -> None:
@@ -142,10 +143,13 @@ class EngineWorker:
         self._open_log()
         while executor is not None:
             self._listener.on_state(EngineState.READY, "")
-            executor = self._serve(executor)
+            fault = self._serve(executor)
+            executor = None  # a card has no room for the next one beside it
+            if fault is not None:
+                executor = self._recover(*fault)
         self._close_log(STOPPED)
 
-    def _serve(self, executor: AnyExecutor) -> AnyExecutor | None:
+    def _serve(self, executor: AnyExecutor) -> Fault | None:
         """Iterate until told to stop (None) or until a new executor is needed."""
         loop = EngineLoop(self._scheduler, executor, self._clock.now, self._log)
         try:
@@ -153,10 +157,10 @@ class EngineWorker:
                 self._iterate(loop)
         except ExecutorFailedError as error:
             log.exception("engine %s lost its executor", self._name)
-            return self._recover(str(error), self._fail_running)
+            return str(error), self._fail_running
         except Exception as error:
             log.exception("engine %s: fault in the kernel", self._name)
-            return self._recover(f"fault in the kernel: {error!r}", self._fail_all)
+            return f"fault in the kernel: {error!r}", self._fail_all
         self._listener.on_state(EngineState.STOPPED, "")
         return None
 

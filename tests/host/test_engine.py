@@ -1,8 +1,10 @@
 """The host on a real thread and a real event loop, over the simulated executor."""
 
 import asyncio
+import logging
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -259,6 +261,29 @@ def test_a_lost_executor_fails_what_ran_and_serves_what_waited():
         await engine.stop(1)
 
     run(scenario())
+
+
+def test_a_lost_executor_is_gone_before_the_next_one_is_built(caplog):
+    """On a card both would not fit."""
+    built, there = [], []
+
+    def factory():
+        there.append([reference() is not None for reference in built])
+        made = Dying(3) if not built else simulated()
+        built.append(weakref.ref(made))
+        return made
+
+    async def scenario():
+        engine, _ = build(factory)
+        engine.start()
+        generation = engine.generate(request(output=50))
+        assert set((await read(generation))[1].values()) == {Cause.ENGINE_FAILED}
+        await engine.ready()
+        await engine.stop(1)
+
+    with caplog.at_level(logging.CRITICAL, "watermaster.engine"):  # a kept record keeps its frames
+        run(scenario())
+    assert there == [[], [False]]
 
 
 def test_restarts_are_bounded_then_the_engine_is_beyond_recovery():

@@ -1,5 +1,6 @@
 """The executor of a kind of device, with what attends and draws there."""
 
+import gc
 from dataclasses import replace
 
 import torch
@@ -21,7 +22,9 @@ def cuda_executor(model: LlamaModel, config: KernelConfig, *, graphs: bool = Tru
     """On the card that holds the model's weights. NoKernelsError without Triton."""
     from engine.runtime.gpu.cuda import CudaDevice
 
-    torch.cuda.empty_cache()  # what loading left over, so that the KV pool finds one piece
+    # what loading or a lost executor left over, so that the KV pool finds one piece
+    gc.collect()
+    torch.cuda.empty_cache()
     return _over_kernels(model, config, CudaDevice(model.device), graphs=graphs)
 
 
