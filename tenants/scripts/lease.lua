@@ -117,13 +117,13 @@ local function grant(told, room, left, replicas, recalled)
   return math.min(room, told.need + math.max(0, more))
 end
 
--- Of the dead whose usage is complete, only what they used stays charged; once, for they are
--- forgotten with it.
+-- The dead whose usage is complete are charged what they used; once, for they are forgotten with it.
+-- That may be more than was known: they may have gone on without the store before they died.
 local function settle_lost(account, tenant)
   for name, was in pairs(account.lost or {}) do
     if is_complete(name) then
       local used = math.max(0, journaled(name, tenant, account) - was.base)
-      account.used = math.max(0, account.used - math.max(0, was.spent - used))
+      account.used = math.max(0, account.used - was.spent + used)
       account.lost[name] = nil
     end
   end

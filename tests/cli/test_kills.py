@@ -1,8 +1,8 @@
 """The server, its store or both are killed while callers are served: nothing is lost or doubled.
 
-What callers received, what the engine wrote down and what the store says in the end are three
-accounts of the same tokens. The model is simulated, so that there are many of them.
-`KILL_ROUNDS=20 pytest tests/cli/test_kills.py` goes on for longer.
+What callers received, what the engine wrote down, what the store says in the end and what is gone
+of the tenants' budgets are four accounts of the same tokens. The model is simulated, so that there
+are many of them. `KILL_ROUNDS=20 pytest tests/cli/test_kills.py` goes on for longer.
 """
 
 import asyncio
@@ -10,10 +10,12 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import httpx
@@ -25,7 +27,7 @@ from tenants.ledger.frames import HEADER_BYTES, decode
 from tenants.ledger.leftovers import names, path_of
 from tenants.ledger.report import Question, answer
 from tenants.ledger.usage_store import UsageStore
-from tests.cli.test_server import ServerProcess, demo_keys, folder, start
+from tests.cli.test_server import ServerProcess, demo_keys, folder, plain_environment, start
 
 __all__ = ["folder", "start"]  # fixtures
 
@@ -34,6 +36,7 @@ pytestmark = [pytest.mark.server, pytest.mark.model, pytest.mark.timeout(1200)]
 ROUNDS = int(os.environ.get("KILL_ROUNDS", "2"))
 VICTIMS = (("server", "store"), ("store",), ("server",), ("store", "server"))
 MOST_TOKENS = 400
+BUDGET = 10**9
 COUNTS = ("requests", "prompt_tokens", "output_tokens")
 
 
@@ -167,6 +170,38 @@ def told(url: str, keys: dict[str, str]) -> dict[str, Counter[str]]:
     return sums
 
 
+def give_budgets(folder: Path, tenants: Iterable[str]) -> None:
+    for tenant in tenants:
+        command = [
+            sys.executable,
+            "-c",
+            "from gateway.cli import main; main()",
+            "tenants",
+            "update",
+        ]
+        options = [tenant, f"--tokens-per-month={BUDGET}", "--concurrency=2"]
+        environment = plain_environment()
+        subprocess.run(
+            [*command, *options], cwd=folder, env=environment, check=True, capture_output=True
+        )
+
+
+def wait_until_settled(url: str, key: str, used: Counter[str]) -> None:
+    """Until exactly what was `used` is gone of the budget, and every place is free again."""
+    tokens = used["prompt_tokens"] + used["output_tokens"]
+    expected = {"tokens_per_month": BUDGET - tokens, "concurrency": 2}
+
+    def left() -> dict[str, int]:
+        headers = {"authorization": f"Bearer {key}"}
+        limits = httpx.get(f"{url}/v1/backpressure", headers=headers).json()["limits"]
+        return {one["limit"]: one["remaining"] for one in limits}
+
+    end = time.monotonic() + 30
+    while left() != expected:
+        assert time.monotonic() < end, (left(), expected)
+        time.sleep(0.1)
+
+
 def kill(victim: str, server: ServerProcess, folder: Path) -> None:
     if victim == "server":
         server.process.kill()
@@ -176,6 +211,7 @@ def kill(victim: str, server: ServerProcess, folder: Path) -> None:
 
 def test_accounts_agree_after_every_kill(folder: Path, start: Callable[..., ServerProcess]) -> None:
     keys = demo_keys(folder)
+    give_budgets(folder, keys)
     expected = {tenant: Expectation() for tenant in keys}
     server, received = None, 0
     for number in range(ROUNDS):
@@ -202,6 +238,7 @@ def test_accounts_agree_after_every_kill(folder: Path, start: Callable[..., Serv
         found = told(server.url(), keys)
         for tenant, expectation in expected.items():
             expectation.check(found[tenant])
+            wait_until_settled(server.url(), keys[tenant], found[tenant])
     print(f"{ROUNDS} rounds, {received} tokens received; the ledger: {found}")
     assert server is not None
     server.process.send_signal(signal.SIGTERM)
