@@ -1,11 +1,13 @@
 """Writes a generation out as an answer of any shape, in one piece or as a stream."""
 
+import asyncio
 from collections import defaultdict
 from typing import Any
 
 from opentelemetry.util.types import AttributeValue
 from starlette.types import Send
 
+from engine.core.outputs import Output
 from engine.host.generation import Generation
 from gateway.call import send_json
 from gateway.choices import Choices, Delta
@@ -47,15 +49,19 @@ class Answer:
         choices = [deltas[index] for index in sorted(deltas)]
         await send_json(send, self._writer.whole(choices, self._choices.usage()))
 
-    async def stream(self, events: EventStream) -> ApiError | None:
+    async def stream(self, events: EventStream, delay: float | None = None) -> ApiError | None:
         """Answer as events; returns the error that ended the stream in-band, if one did.
 
-        The status waits for the first output, so that a refusal has a real one: raises ApiError
-        when a choice fails before that.
+        The status waits for the first output, for `delay` seconds at most, so that a refusal has a
+        real one: raises ApiError when a choice fails before that.
         """
-        deltas = self._choices.absorb(await self._generation.next())
+        deltas = self._choices.absorb(await self._first(events, delay))
         if self._choices.failure:
-            raise await self._error()
+            error = await self._error()
+            if not events.opened:
+                raise error
+            await events.fail(error)
+            return error
         await events.open()
         await events.write(self._writer.opening())
         while not (self._choices.done or self._choices.failure):
@@ -68,6 +74,17 @@ class Answer:
             return error
         await events.close(self._writer.closing(deltas, self._choices.usage()))
         return None
+
+    async def _first(self, events: EventStream, delay: float | None) -> tuple[Output, ...]:
+        """The first output; the status goes ahead of it when it takes longer than `delay`."""
+        if delay is None:
+            return await self._generation.next()
+        try:
+            async with asyncio.timeout(delay):
+                return await self._generation.next()
+        except TimeoutError:
+            await events.open()
+            return await events.during(self._generation.next)
 
     def attributes(self) -> dict[str, AttributeValue | None]:
         """What a trace says of the answer."""

@@ -32,7 +32,7 @@ from telemetry.events import CallAnswered, CallSubmitted, Cause
 from telemetry.lineage import Lineage
 from telemetry.tracing import RequestTrace
 from tenants.calls import CallName
-from tenants.model import INFERENCE, Principal
+from tenants.model import INFERENCE, Principal, Tenant
 
 SHORT_BODY = 1024  # bytes that are read sooner than a worker thread would have woken up
 
@@ -183,7 +183,10 @@ class Inference:
         answer = Answer(self._shape, prepared, generation, created)
         failure: Row | None = None
         try:
-            failure = await self._write(answer, prepared.request.stream, call, send)
+            if prepared.request.stream:
+                failure = await self._stream(answer, admission.principal.tenant, call, send)
+            else:
+                await answer.whole(send)
         except StalledError:
             generation.cancel(Cause.SLOW_READER)
             connection_of(scope).abort()
@@ -197,14 +200,11 @@ class Inference:
         trace.finish(200, error=failure.code if failure else None, attributes=attributes)
         return failure
 
-    async def _write(self, answer: Answer, stream: bool, call: Call, send: Send) -> Row | None:
-        """Write the answer; returns what a stream failed of in-band, if it did."""
-        limits = self._gateway.limits
-        if not stream:
-            await answer.whole(send)
-            return None
+    async def _stream(self, answer: Answer, tenant: Tenant, call: Call, send: Send) -> Row | None:
+        """Write the answer; returns what it failed of in-band, if it did."""
+        limits, delay = self._gateway.limits, tenant.stream_header_delay_ms
         events = EventStream(send, call, limits.keepalive, limits.write_timeout)
-        error = await answer.stream(events)
+        error = await answer.stream(events, None if delay is None else delay / 1000)
         return error.row if error else None
 
 

@@ -32,9 +32,13 @@ class EventStream:
         self._dialect = call.dialect
         self._keepalive = keepalive
         self._write_timeout = write_timeout
+        self.opened = False
 
     async def open(self) -> None:
-        """Send the status; from here on errors are in-band."""
+        """Send the status, once; from here on errors are in-band."""
+        if self.opened:
+            return
+        self.opened = True
         await self._send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
 
     async def write(self, values: Iterable[Mapping[str, object]]) -> None:

@@ -48,6 +48,7 @@ class Tenant:
     max_timeout_ms: int | None = None
     default_max_tokens: int | None = None
     max_max_tokens: int | None = None
+    stream_header_delay_ms: int | None = None
     tpot_target_ms: int | None = None
     admission: str | None = None
     on_infeasible: str | None = None

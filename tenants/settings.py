@@ -160,6 +160,10 @@ SETTINGS: Mapping[str, Setting] = {
         _count("max_timeout_ms", "Latest deadline a request may name, in milliseconds."),
         _count("default_max_tokens", "Output tokens of a request that names none."),
         _count("max_max_tokens", "Most output tokens a request may ask for."),
+        _count(
+            "stream_header_delay_ms",
+            "Milliseconds after which a stream begins though no token is there yet.",
+        ),
         _count("tpot_target_ms", "Milliseconds per output token that others' prompts leave it."),
         Setting(
             "admission",

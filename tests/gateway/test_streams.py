@@ -7,6 +7,7 @@ import openai
 import pytest
 
 from telemetry.events import Cause, SequenceEnded
+from tenants.model import Tenant
 from tests.gateway.live import HELLO, MODEL, eventually
 
 pytestmark = pytest.mark.model  # the text is that of the default model
@@ -118,3 +119,39 @@ def test_an_engine_that_dies_in_mid_stream_is_an_in_band_error(server):
                 pass
         assert caught.value.code == "engine_restarting"
     eventually(lambda: server.engine.status().state == "ready")
+
+
+def test_a_tenant_behind_an_impatient_proxy_has_its_status_before_the_first_token(server):
+    if "impatient" not in server.keys:
+        server.add(Tenant("impatient", stream_header_delay_ms=50))
+    server.tighten(keepalive=0.05)
+    before = server.model.steps
+    with server.model.held(), server.connect(content(), "impatient") as connection:
+        eventually(lambda: server.model.steps > before)
+        data = b""
+        while b": keep-alive" not in data:
+            data += connection.recv(65536)
+        assert data.startswith(b"HTTP/1.1 200 OK")
+        assert b"data: " not in data
+        server.model.running.set()
+        while b"[DONE]" not in data:
+            data += connection.recv(65536)
+        assert b'"delta":{"role":"assistant"' in data
+
+
+def test_then_whatever_becomes_of_the_call_is_told_in_the_stream(server):
+    if "impatient" not in server.keys:
+        server.add(Tenant("impatient", stream_header_delay_ms=50))
+    server.say("on and on ", endless=True, step_seconds=0.005)
+    with server.occupied(), server.client("impatient", x_timeout_ms="300") as client:
+        answer = client.post(PATH, json=BODY)
+        missed = client.post("/v1/messages", json={**BODY, "max_tokens": 9})
+    assert answer.status_code == 200
+    (event,) = [line for line in answer.text.split("\n\n") if line.startswith("data: ")]
+    assert json.loads(event.removeprefix("data: "))["error"]["code"] == "deadline_exceeded"
+    assert "[DONE]" not in answer.text
+    assert missed.status_code == 200
+    assert "event: error" in missed.text
+    assert "message_start" not in missed.text
+    with server.client("impatient") as client:  # what is known at once has a status
+        assert client.post(PATH, json={**BODY, "n": 0}).status_code == 400
