@@ -10,7 +10,6 @@ from engine.core.preempt import computed_of, mode_for, pause, preempt
 from engine.core.sequence import Sequence, State
 from engine.core.state import KernelState
 from policies.fairness.lag import (
-    ahead_within_tenant,
     lag_of,
     lags,
     leaves,
@@ -49,7 +48,7 @@ def relieve_lag(state: KernelState, now: int) -> None:
     for poor in state.line(now):
         if not lags(poor, state.allowed_lead):
             return
-        if ahead_within_tenant(poor, state.allowed_lead):
+        if relief.is_ahead_of_those_left_out(poor):
             continue  # what its tenant is owed is not for it
         if not relief.make_room(poor):
             # whoever is too far ahead of those that come later is so of this one
@@ -79,12 +78,30 @@ class _Relief:
         self._placed = 0
         self._taken = 0
         self.spent = False  # nothing more can be done in this step
+        self._left_out: dict[str, list[Flow]] = {}  # by tenant: those with waiters left in line
         self._held: dict[Flow, list[Sequence]] = {}
         for sequence in (*batch.live(), *state.paused.values()):
             self._held.setdefault(sequence.flow, []).append(sequence)
         self._rich = sorted(self._held, key=standing, reverse=True)
 
+    def is_ahead_of_those_left_out(self, flow: Flow) -> bool:
+        """Whether somebody of the same tenant could not have room for all that waits of it, and
+
+        has been served less than `flow` by more than the bound. Then `flow` must not have any: it
+        would keep it for as long as its tenant is not next in line.
+        """
+        others = self._left_out.get(flow.path[0], ())
+        return any(lag_of(other, flow) > self._state.allowed_lead for other in others)
+
     def make_room(self, poor: Flow) -> bool:
+        """As `_make_room`, noting who was left with waiters in line."""
+        before = self._placed
+        there_is = self._make_room(poor)
+        if self._placed - before < poor.own:
+            self._left_out.setdefault(poor.path[0], []).append(poor)
+        return there_is
+
+    def _make_room(self, poor: Flow) -> bool:
         """Take running work back until the first waiter of `poor` finds a place; and further ones
 
         of it, as many as the step can compute, as long as it still lags with their prompts and the

@@ -28,19 +28,6 @@ def lags(poor: Flow, allowed_lead: float) -> bool:
     )
 
 
-def ahead_within_tenant(flow: Flow, allowed_lead: float) -> bool:
-    """Whether `flow`, or what it belongs to below its tenant, was served more by over
-
-    `allowed_lead` than a sibling that waits.
-    """
-    return any(
-        node.counter > sibling.counter + allowed_lead
-        for node in flow.upward()
-        if node.above.parent is not None
-        for sibling in node.above.waiting.values()
-    )
-
-
 def standing(flow: Flow) -> tuple[tuple[float, str], ...]:
     """Sort key: how much `flow` has been served, its outermost level first."""
     line = [(node.counter, node.path[-1]) for node in flow.upward()]
