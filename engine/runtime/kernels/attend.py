@@ -16,6 +16,17 @@ def _block_of(table, position, end, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _widen(x, q):
+    """`x` in q's format. From 8 bits by way of float16, which holds either 8-bit format exactly.
+
+    Triton 3.6 takes an instruction that Ampere lacks for the direct way to bfloat16.
+    """
+    if x.dtype.primitive_bitwidth == 8:
+        x = x.to(tl.float16)
+    return x.to(q.dtype)
+
+
+@triton.jit
 def visit(
     q, top, total, mixed, cache, table, scale, place, begin, end, kv_head,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr,
@@ -42,13 +53,13 @@ def visit(
         k = tl.load(keys, mask=known, other=0.0)
         v = tl.load(keys + KV_HEADS * BLOCK * HEAD_DIM, mask=known, other=0.0)
         block = _block_of(table, position + KEYS, end, BLOCK)
-        score = dot(q, tl.trans(k.to(q.dtype))) * scale
+        score = dot(q, tl.trans(_widen(k, q))) * scale
         if MASKED:
             score = tl.where(position[None, :] <= place[:, None], score, float("-inf"))
         higher = tl.maximum(top, tl.max(score, 1))
         shrink = tl.exp2(top - higher)
         p = tl.exp2(score - higher[:, None])
         total = total * shrink + tl.sum(p, 1)
-        mixed = mixed * shrink[:, None] + dot(p.to(q.dtype), v.to(q.dtype))
+        mixed = mixed * shrink[:, None] + dot(p.to(q.dtype), _widen(v, q))
         top = higher
     return top, total, mixed
