@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.runtime import large_pages
 from engine.runtime.linear import make_linear
 from engine.runtime.model_config import ModelConfig
 from engine.sim.profile import StepShape
@@ -30,8 +31,7 @@ def measure(dtype: torch.dtype) -> Machine:
     """On the calling thread."""
     matrix = make_linear(torch.randn(SIDE, SIDE).to(dtype))
     rows = torch.randn(SIDE, SIDE).to(dtype)
-    source = torch.ones(BUFFER, dtype=torch.uint8)
-    target = torch.zeros_like(source)
+    source, target = (large_pages.zeros((BUFFER,), torch.uint8) for _ in range(2))
     with torch.inference_mode():
         product = _best(lambda: matrix(rows))
         copy = _best(lambda: target.copy_(source))

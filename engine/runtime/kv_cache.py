@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.core.plan import Transfer
+from engine.runtime import large_pages
 from engine.runtime.model_config import ModelConfig
 from engine.runtime.upload import upload
 
@@ -36,7 +37,12 @@ class KVCache:
         self.num_blocks = num_blocks
         self.planes = 2 * config.num_kv_heads
         shape = (self.planes, block_size, config.head_dim)
-        self.blocks = torch.zeros(config.num_layers, num_blocks, *shape, dtype=dtype, device=device)
+        whole = (config.num_layers, num_blocks, *shape)
+        self.blocks = (
+            large_pages.zeros(whole, dtype)
+            if device.type == "cpu"
+            else torch.zeros(whole, dtype=dtype, device=device)
+        )
         self.host = torch.zeros(
             host_blocks,
             config.num_layers,

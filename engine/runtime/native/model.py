@@ -3,13 +3,13 @@
 import ctypes
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from engine.runtime.kv_cache import KVCache
+from engine.runtime.large_pages import Room
 from engine.runtime.model import Forward, Layer, Weights
 from engine.runtime.model_config import ModelConfig
 from engine.runtime.native.attention import MOST_DIM, MOST_GROUP
@@ -44,6 +44,16 @@ def alternate(stacked: Tensor) -> Tensor:
     """Gate over up [2 * size, ...] in turns of 16: what one item of work needs of both."""
     pairs = stacked.view(2, -1, LANES, *stacked.shape[1:])
     return pairs.transpose(0, 1).reshape(stacked.shape)
+
+
+def _room(config: ModelConfig, *, tied: bool) -> int:
+    """Bytes that the weights take, those of norms and biases aside."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    layer = [(config.query_size + 2 * config.kv_size) * hidden, config.query_size * hidden]
+    layer += [2 * inner * hidden, inner * hidden]
+    padded = -(-config.vocab_size // COLUMNS) * COLUMNS * hidden
+    whole = [*layer * config.num_layers, padded, *([] if tied else [config.vocab_size * hidden])]
+    return sum(Room.needs(torch.bfloat16.itemsize * numbers) for numbers in whole)
 
 
 class _Fields(ctypes.Structure):
@@ -114,10 +124,11 @@ class NativeLlama:
         self.device = torch.device("cpu")
         self.step = step
         self._kept: list[object] = []  # what the structs point to
+        self._room = Room(_room(config, tied=embedding is None))
         self._layers = (_Layer * config.num_layers)()
         for fields, layer in zip(self._layers, layers, strict=True):
             self._fill(fields, layer)
-        packed = pack(head)
+        packed = self._room.keep(pack(head))
         self.padded_vocab = packed.shape[0] * LANES
         self.fields = _Model()
         self.fields.fill(
@@ -129,8 +140,8 @@ class NativeLlama:
             dim=config.head_dim,
             padded_vocab=self.padded_vocab,
             layer=ctypes.addressof(self._layers),
-            embedding=self._keep(embedding),
-            head=self._keep(packed),
+            embedding=None if embedding is None else self._room.keep(embedding),
+            head=packed,
             final_norm=self._keep(final_norm),
             cosines=self._keep(rope.cos),
             sines=self._keep(rope.sin),
@@ -151,23 +162,12 @@ class NativeLlama:
                 weight, bias = alternate(weight), None if bias is None else alternate(bias)
             exact = None if bias is None else bias.float()
             fields.fill(
-                **{name: self._keep(pack(weight)), name + "_bias": self._keep(exact)},
+                **{name: self._room.keep(pack(weight)), name + "_bias": self._keep(exact)},
             )
 
     def _keep(self, value: Tensor | None) -> Tensor | None:
         self._kept.append(value)
         return value
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """What one step writes between its products; of use to the next one too."""
-
-    stream: Tensor
-    normed: Tensor
-    qkv: Tensor
-    mixed: Tensor
-    active: Tensor
 
 
 class _NativeForward:
@@ -176,23 +176,25 @@ class _NativeForward:
     def __init__(self, model: NativeLlama, cache: KVCache) -> None:
         self._model = model
         self._cache = cache
-        self._room = 0  # positions that `_work` is for
-        self._work: _Work
+        self._tokens = 0  # positions that `_work` is for
+        self._work: dict[str, Tensor] = {}  # what a step writes between its products
+        self._step = _Step()
+        self._step.fill(
+            layer_numbers=cache.blocks[0].numel(), block=cache.block_size, cache=cache.blocks
+        )
 
     def __call__(self, batch: RaggedBatch, wanted: Tensor) -> Tensor:
         """Logits [len(wanted), vocab] of flat positions `wanted`; stores all keys and values."""
-        model, blocks, tokens = self._model, self._cache.blocks, len(batch.tokens)
-        if tokens > self._room:
-            self._room, self._work = tokens, self._make(tokens)
+        model, step, tokens = self._model, self._step, len(batch.tokens)
+        if tokens > self._tokens:
+            self._tokens, self._work = tokens, self._make(tokens)
+            step.fill(**self._work)
         logits = torch.empty(len(wanted), model.padded_vocab, dtype=model.dtype)
-        step, work = _Step(), self._work
         step.fill(
             tokens=tokens,
             rows=len(batch.counts),
             wanted=len(wanted),
             table_blocks=batch.tables.shape[1],
-            layer_numbers=blocks[0].numel(),
-            block=self._cache.block_size,
             ids=batch.tokens,
             positions=batch.positions,
             row_of=batch.row_of,
@@ -201,28 +203,18 @@ class _NativeForward:
             offsets=batch.offsets,
             tables=batch.tables,
             wanted_tokens=wanted,
-            cache=blocks,
-            stream=work.stream,
-            normed=work.normed,
-            qkv=work.qkv,
-            mixed=work.mixed,
-            active=work.active,
             logits=logits,
         )
         model.step(ctypes.addressof(model.fields), ctypes.addressof(step))
         return logits[:, : model.config.vocab_size]
 
-    def _make(self, tokens: int) -> _Work:
-        config = self._model.config
-        query, key_value = config.query_size, config.kv_size
-
-        def room(size: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-            return torch.empty(tokens, size, dtype=dtype)
-
-        return _Work(
-            stream=room(config.hidden_size, torch.float32),
-            normed=room(config.hidden_size),
-            qkv=room(query + 2 * key_value),
-            mixed=room(query),
-            active=room(config.intermediate_size),
-        )
+    def _make(self, tokens: int) -> dict[str, Tensor]:
+        config, dtype = self._model.config, self._model.dtype
+        sizes = {
+            "normed": config.hidden_size,
+            "qkv": config.query_size + 2 * config.kv_size,
+            "mixed": config.query_size,
+            "active": config.intermediate_size,
+        }
+        work = {name: torch.empty(tokens, size, dtype=dtype) for name, size in sizes.items()}
+        return work | {"stream": torch.empty(tokens, config.hidden_size)}
