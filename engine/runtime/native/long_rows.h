@@ -9,7 +9,7 @@
 
 namespace {
 
-constexpr Index TILE_ROWS = 96;  // positions times the query heads that share a KV head
+constexpr Index TILE_ROWS = 192;  // positions times the query heads that share a KV head
 constexpr Index TILE_KEYS = 128;
 
 struct Tile {
@@ -96,7 +96,7 @@ inline void pack_values(const Plane &values, Index first, Index count, Index pad
 
 // Turns a row's scores into weights, zero from `visible` to `padded`.
 inline void tile_weights(Tile &tile, Index row, Index visible, Index padded) {
-  float *score = tile.score + row * TILE_KEYS;
+  const float *score = tile.score + row * TILE_KEYS;
   bf16 *weight = tile.weight + row * TILE_KEYS;
   tile.shrink[row] = 1.0f;
   const Index seen = std::max<Index>(visible, 0), whole = (seen + 15) / 16 * 16;
