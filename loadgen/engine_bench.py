@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from loadgen import machine, profiling, reality
+from loadgen import long_context, machine, profiling, reality
 from loadgen.limits import Finding, between
 from loadgen.live import LiveEngine, LiveModel, Step, on_passing_thread
+from loadgen.long_context import LongContext
 from loadgen.machine import Machine, Roofline
 from loadgen.profiling import Profiler, Round, Samples
 
@@ -57,6 +58,7 @@ class EngineSpeed:
     paces: list[Pace]
     mixed: list[Mixed]
     peak_rss: int  # bytes of the process
+    long_context: LongContext | None = None  # None where the model's context is too short
 
 
 def measure(model: LiveModel, seconds: float, repeat: int, report: Report) -> EngineSpeed:
@@ -74,8 +76,10 @@ def measure(model: LiveModel, seconds: float, repeat: int, report: Report) -> En
     for number in range(1, repeat + 1):
         report(f"{MIXED} requests at once, {number} of {repeat}")
         mixed.append(_mixed(model, roofline, number))
+    report("a long prompt among running answers, and prompts that begin alike")
+    long = long_context.measure(model, repeat)
     peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return EngineSpeed(limits, paces, mixed, peak)
+    return EngineSpeed(limits, paces, mixed, peak, long)
 
 
 async def _collect(model: LiveModel, seconds: float, samples: Samples) -> None:
@@ -131,7 +135,7 @@ def findings(result: EngineSpeed) -> list[Finding]:
                     f"host, a decode step of {MIXED}", median(host), HOST_LIMIT, "ms", note=note
                 )
             )
-    return found
+    return found + (long_context.findings(result.long_context) if result.long_context else [])
 
 
 def rows(result: EngineSpeed) -> list[tuple[str, ...]]:

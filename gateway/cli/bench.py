@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gateway.cli.bench_simulator import simulator
-from gateway.cli.common import json_option, note, print_json, print_table
+from gateway.cli.common import CliError, json_option, note, print_json, print_table
 from gateway.cli.live_model import live_errors, live_options, load_live
 
 if TYPE_CHECKING:
@@ -207,7 +207,9 @@ def engine(
     The engine runs in this process, without HTTP: prompts of 128 to 1,024 tokens, decode batches
     of 1 to 64 with contexts of 256 tokens, and 32 requests at once with 32 to 256 prompt and 16 to
     128 output tokens. At best is all arithmetic at the machine's matrix rate or all memory read
-    once at its copy bandwidth, whichever takes longer. Stop other work first.
+    once at its copy bandwidth, whichever takes longer. Then a prompt of 4,096 tokens among 16
+    running answers with a target of 50 ms a token, and prompts of which 2,000 tokens are cached.
+    Stop other work first.
     """
     from loadgen import engine_bench
 
@@ -260,6 +262,61 @@ def cancel(fan_outs: int, *, as_json: bool) -> None:
         click.echo()
     details = {"races": [asdict(race) for race in races]}
     _print_findings(cancel_bench.findings(races), as_json, details)
+
+
+@bench.command()
+@click.option(
+    "--peer",
+    "peers",
+    multiple=True,
+    metavar="NAME=URL",
+    help="Another server's base URL, with /v1.",
+)
+@click.option(
+    "--load", "names", multiple=True, metavar="NAME", help="One of the loads.  [default: all]"
+)
+@click.option("--repeat", type=COUNT, default=3, show_default=True, help="Runs; the median counts.")
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Configuration of our server, without [store] and the port.  [default: as installed]",
+)
+@json_option
+def peers(
+    peers: tuple[str, ...],
+    names: tuple[str, ...],
+    repeat: int,
+    config_file: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Our server beside other OpenAI-compatible ones, in turns, under the same load.
+
+    Starts our server; start the others first, with the same model. Loads: "one stream" and
+    "prompts of 512" tokens one after another, "32 at once" and "128 at once" with prompts of 64 to
+    256 and outputs of 16 to 256 tokens. Prompts are token ids. Peers named vllm and llama.cpp are
+    compared with what is wanted.
+    """
+    from loadgen import peers as bench_peers
+    from loadgen.peer_client import PeerError
+
+    known = {load.name: load for load in bench_peers.LOADS}
+    unknown = [name for name in names if name not in known]
+    if unknown or not all("=" in peer for peer in peers):
+        raise click.UsageError(f"--load is one of {', '.join(known)}; --peer is NAME=URL")
+    loads = [known[name] for name in names] or list(known.values())
+    urls = dict(peer.split("=", 1) for peer in peers)
+    ours = config_file.read_text() if config_file else ""
+    try:
+        runs = bench_peers.measure(urls, loads, repeat, ours, note)
+    except PeerError as error:
+        raise CliError(str(error)) from None
+    if not as_json:
+        print_table(bench_peers.HEADER, bench_peers.rows(runs))
+        click.echo()
+    details = {"runs": [asdict(run) for run in runs]}
+    _print_findings(bench_peers.findings(runs, loads), as_json, details)
 
 
 def _print_findings(findings: "list[Finding]", as_json: bool, details: dict[str, Any]) -> None:
