@@ -216,8 +216,8 @@ def test_buckets(largest, sizes):
     assert buckets(largest) == sizes
 
 
-def test_large_batches_are_padded_by_less_than_an_eighth():
-    sizes = buckets(600)
-    assert sizes[-1] == 608
-    for rows in range(65, 601):
+def test_large_batches_are_padded_by_less_than_an_eighth_and_the_largest_run_eagerly():
+    sizes = buckets(4096)
+    assert (sizes[-1], len(sizes)) == (512, 31)
+    for rows in range(65, 513):
         assert min(size for size in sizes if size >= rows) - rows < max(16, rows / 8)

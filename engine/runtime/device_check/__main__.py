@@ -21,10 +21,15 @@ from engine.runtime.device_check.peers import peer_rows
 from engine.runtime.device_check.prefill import prefill_rows
 from engine.runtime.device_check.report import Row, as_json, table
 from engine.runtime.device_check.target import DRY, Sizes, Target
-from engine.runtime.gpu.memory import GIB, MemoryPlan, block_bytes, plan_memory
+from engine.runtime.device_check.waiting import waiting_rows
+from engine.runtime.gpu.executor import GpuExecutor
+from engine.runtime.gpu.graphs import buckets
+from engine.runtime.gpu.memory import GIB, MIB, MemoryPlan, block_bytes, plan_memory
 from engine.runtime.loader import CARD_READERS, build_model
 from engine.runtime.model_config import ModelConfig
 from engine.runtime.random_weights import GEOMETRIES, RandomWeights, geometry
+
+LIMIT = 480.0  # seconds that the whole should take; the peer gets what is left of them
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -50,6 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def check(target: Target, shape: ModelConfig, *, peers: bool) -> Iterator[Row]:
     """All findings, each as soon as it is there."""
+    began = time.perf_counter()
     yield from correctness_rows(target, shape)
     limits = measure_limits(target)
     yield from limits.rows()
@@ -60,7 +66,9 @@ def check(target: Target, shape: ModelConfig, *, peers: bool) -> Iterator[Row]:
     weights = RandomWeights(longer, target.dtype, target.device)
     readers = 1 if target.dry else CARD_READERS
     model = build_model(longer, weights, target.dtype, target.device, readers)
-    executor = target.executor(model, config)
+    executor = target.cold(model, config)
+    yield _start_row(target, executor, config)
+    yield from waiting_rows(target, executor, config)
     yield from decode_rows(target, model, executor, config, limits)
     yield from prefill_rows(target, executor, config, limits, longer)
     yield Row("memory left", target.memory()[0] / GIB, "GiB", note=f"planned: {planned}")
@@ -69,7 +77,24 @@ def check(target: Target, shape: ModelConfig, *, peers: bool) -> Iterator[Row]:
     del executor, model
     if peers:
         target.memory()  # gives back what the allocator holds
-        yield from peer_rows(target, shape, some_requests(target, config.vocab_size), full)
+        patience = max(30.0, LIMIT - (time.perf_counter() - began))
+        requests = some_requests(target, config.vocab_size)
+        yield from peer_rows(target, shape, requests, full, patience)
+
+
+def _start_row(target: Target, executor: GpuExecutor, config: KernelConfig) -> Row:
+    """Capture and warm-up: how long, and what graphs and libraries keep of the memory."""
+    before, began = target.memory()[0], time.perf_counter()
+    executor.warm_up()
+    seconds = time.perf_counter() - began
+    count = len(buckets(config.max_running))
+    kept = (before - target.memory()[0]) / MIB
+    return Row(
+        "start: graphs captured, kernels compiled",
+        seconds,
+        "s",
+        more={"graphs": count, "MiB kept": kept, "MiB a graph, if all were theirs": kept / count},
+    )
 
 
 def _sized(target: Target, shape: ModelConfig) -> tuple[KernelConfig, MemoryPlan]:

@@ -12,18 +12,18 @@ from engine.runtime.model_config import ModelConfig
 
 GOAL = 4.0  # times its rate
 NAME = "mixed run: transformers' continuous batching"
-PATIENCE = 240.0  # seconds for all requests
 
 
 def peer_rows(
-    target: Target, shape: ModelConfig, requests: Sequence[Request], ours: Run
+    target: Target, shape: ModelConfig, requests: Sequence[Request], ours: Run, patience: float
 ) -> list[Row]:
+    """It has `patience` seconds for all requests."""
     if target.dry:
         return [Row(NAME, note="a dry run has no card")]
     if importlib.util.find_spec("transformers") is None:
         return [Row(NAME, note="transformers is not installed")]
     try:
-        rate = _rate(target, shape, requests)
+        rate = _rate(target, shape, requests, patience)
     except Exception as error:  # noqa: BLE001 — a peer's fault is a finding about it, not ours
         return [Row(NAME, note=f"it failed: {type(error).__name__}: {error}")]
     times = ours.rate / rate
@@ -33,7 +33,9 @@ def peer_rows(
     ]
 
 
-def _rate(target: Target, shape: ModelConfig, requests: Sequence[Request]) -> float:
+def _rate(
+    target: Target, shape: ModelConfig, requests: Sequence[Request], patience: float
+) -> float:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
@@ -53,8 +55,8 @@ def _rate(target: Target, shape: ModelConfig, requests: Sequence[Request]) -> fl
             )
         while left:
             result = manager.get_result(timeout=1.0)
-            if time.perf_counter() - began > PATIENCE:
-                raise TimeoutError(f"{left} requests were left after {PATIENCE:.0f} s")
+            if time.perf_counter() - began > patience:
+                raise TimeoutError(f"{left} requests were left after {patience:.0f} s")
             if result is not None and result.is_finished():
                 if result.error:
                     raise RuntimeError(result.error)

@@ -22,6 +22,7 @@ class Batch:
     context: int
     config: KernelConfig
     room: int = 0  # tokens that may follow
+    sampling: Sampling = GREEDY
 
     @property
     def blocks(self) -> int:
@@ -43,7 +44,7 @@ class Batch:
                 tokens=rng.integers(0, self.config.vocab_size, self.context).astype(np.int32),
                 prompt_length=self.context,
                 blocks=order[slot * self.blocks : (slot + 1) * self.blocks],
-                sampling=GREEDY,
+                sampling=self.sampling,
             )
             for slot in range(self.size)
         )

@@ -80,12 +80,16 @@ class Target:
     def seam(self) -> Device:
         return FakeDevice() if self.dry else CudaDevice(self.device)
 
+    def cold(self, model: LlamaModel, config: KernelConfig, *, graphs: bool = True) -> GpuExecutor:
+        """A fresh executor, not warmed up."""
+        make = fake_executor if self.dry else cuda_executor
+        return make(model, config, graphs=graphs)
+
     def executor(
         self, model: LlamaModel, config: KernelConfig, *, graphs: bool = True
     ) -> GpuExecutor:
-        """A fresh one, warmed up."""
-        make = fake_executor if self.dry else cuda_executor
-        made = make(model, config, graphs=graphs)
+        """A fresh executor, warmed up."""
+        made = self.cold(model, config, graphs=graphs)
         made.warm_up()
         return made
 

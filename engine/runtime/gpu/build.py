@@ -10,7 +10,7 @@ from engine.runtime.gpu.attention import HostAttention
 from engine.runtime.gpu.device import Device
 from engine.runtime.gpu.executor import GpuExecutor
 from engine.runtime.gpu.fake import FakeDevice
-from engine.runtime.gpu.graphs import buckets
+from engine.runtime.gpu.graphs import most_rows
 from engine.runtime.model import LlamaModel
 
 
@@ -42,7 +42,7 @@ def _over_kernels(
         from engine.runtime.kernels.backend import TritonAttention, TritonChoice, TritonOperators
     except ModuleNotFoundError as error:
         raise NoKernelsError(f"the GPU's kernels need the package '{error.name}'") from error
-    shape, rows = model.config, buckets(config.max_running)[-1]
+    shape, rows = model.config, most_rows(config.max_running)
     return GpuExecutor(
         replace(model, operators=TritonOperators(shape, model.dtype)),
         config,

@@ -18,7 +18,7 @@ from engine.core.plan import IntArray, LongArray, RowFailure, StepPlan, StepResu
 from engine.runtime.batch_state import BatchState
 from engine.runtime.gpu.attention import DeviceAttention
 from engine.runtime.gpu.device import Compute, Device, Mark
-from engine.runtime.gpu.graphs import DecodeGraphs, buckets
+from engine.runtime.gpu.graphs import DecodeGraphs, most_rows
 from engine.runtime.gpu.inputs import DeviceRows, Staging, StepRows, lay_out, pad, padding
 from engine.runtime.gpu.pool import TokenPool
 from engine.runtime.gpu.results import Landing, Ticket
@@ -62,7 +62,7 @@ class GpuExecutor:
         self._state = BatchState(
             config.max_running, config.max_context, config.block_size, config.vocab_size
         )
-        rows = buckets(config.max_running)[-1]
+        rows = most_rows(config.max_running)
         positions = max(config.max_step_tokens, rows)
         self._pool = TokenPool(device, self._state)
         self._staging = Staging(device, positions, rows, positions)

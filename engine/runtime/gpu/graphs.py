@@ -7,16 +7,23 @@ from torch import Tensor
 
 from engine.runtime.gpu.device import Compute, Device
 
+LARGEST = 512  # rows of a graph: more keep a card busy for longer than their launches take
+
 
 def buckets(largest: int) -> tuple[int, ...]:
-    """Batch sizes with a graph, ascending: 1, 2, 4, 8, then steps of 8 to 64, 16 to 256 and 32.
+    """Batch sizes with a graph, ascending: 1, 2, 4, 8, then steps of 8 to 64, 16 to 256, 32 to 512.
 
-    A batch is padded by at most 7 rows up to 64, 15 up to 256, and 31 above.
+    The last holds `largest` rows, if any does: at most 31 graphs. A batch is padded by at most 7
+    rows up to 64, 15 up to 256, and 31 above.
     """
-    sizes = [1, 2, 4, 8, *range(16, 65, 8), *range(80, 257, 16)]
-    sizes += range(288, largest + 32, 32)
+    sizes = [1, 2, 4, 8, *range(16, 65, 8), *range(80, 257, 16), *range(288, LARGEST + 1, 32)]
     smaller = [size for size in sizes if size < largest]
-    return (*smaller, next(size for size in sizes if size >= largest))
+    return tuple(sizes[: len(smaller) + 1])
+
+
+def most_rows(max_running: int) -> int:
+    """Rows of the largest step that decodes, padding included."""
+    return max(max_running, buckets(max_running)[-1])
 
 
 class DecodeGraphs:

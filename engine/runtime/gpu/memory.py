@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.core.config import KernelConfig
-from engine.runtime.gpu.graphs import buckets
+from engine.runtime.gpu.graphs import buckets, most_rows
 from engine.runtime.model_config import ModelConfig
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -101,7 +101,7 @@ def activation_bytes(model: ModelConfig, dtype: torch.dtype, kernel: KernelConfi
     """An upper bound of what a step's tensors take, and of the tables that stay between steps."""
     heads = 2 * model.num_heads + 2 * model.num_kv_heads  # q, k and v, and what was attended to
     wide = 3 * model.hidden_size + heads * model.head_dim + 3 * model.intermediate_size
-    positions = max(kernel.max_step_tokens, buckets(kernel.max_running)[-1])
+    positions = max(kernel.max_step_tokens, most_rows(kernel.max_running))
     step = positions * (FLOAT * model.hidden_size + dtype.itemsize * wide)
     logits = kernel.max_running * model.vocab_size * (dtype.itemsize + DRAW_BYTES)
     blocks = -(-kernel.max_context // kernel.block_size)
