@@ -1,5 +1,6 @@
-"""A server is killed in mid-call: of a budget stays spent what its calls used, and no more."""
+"""A server ends in mid-call: of a budget stays spent what its calls used, and no more."""
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,12 +24,17 @@ __all__ = ["folder", "start"]  # fixtures
 
 pytestmark = [pytest.mark.server, pytest.mark.model]
 
-BUDGETS = {"tokens_per_day": 100_000, "money_per_month": 1000.0}
-PRICES = {"WATERMASTER_PRICES_PROMPT": "1000", "WATERMASTER_PRICES_OUTPUT": "2000"}
+LIMITS = {"tokens_per_day": 100_000, "money_per_month": 1000.0, "concurrency": 3}
+SETTINGS = {
+    "WATERMASTER_MODEL_DEVICE": "simulated",
+    "WATERMASTER_PRICES_PROMPT": "1000",
+    "WATERMASTER_PRICES_OUTPUT": "2000",
+    "WATERMASTER_SERVER_DRAIN_GRACE": "0.2",
+}
 
 
 def told(url: str, key: str) -> tuple[dict[str, float], dict[str, float]]:
-    """What is gone of each budget, and what the ledger says was used."""
+    """What is gone of each limit, and what the ledger says was used."""
     with httpx.Client(base_url=url, headers={"authorization": f"Bearer {key}"}) as client:
         limits = client.get("/v1/backpressure").json()["limits"]
         (line,) = client.get("/v1/usage?by=").json()["data"]
@@ -36,6 +42,7 @@ def told(url: str, key: str) -> tuple[dict[str, float], dict[str, float]]:
     used = {
         "tokens_per_day": line["prompt_tokens"] + line["output_tokens"],
         "money_per_month": round(line["money"], 6),
+        "concurrency": 0,
     }
     return gone, used
 
@@ -45,18 +52,18 @@ def agree(url: str, key: str) -> bool:
     return gone == used
 
 
-def test_open_calls_of_a_killed_server_are_settled_at_what_they_used(
+def test_open_calls_of_a_server_that_ends_are_settled_at_what_they_used(
     folder: Path, start: Callable[..., ServerProcess]
 ) -> None:
-    """By another server of the folder, and by the one that comes after it."""
+    """However it ends; of a killed one by another server of the folder, or by its successor."""
     key = demo_keys(folder)["gold"]
-    options = [f"--{name.replace('_', '-')}={amount}" for name, amount in BUDGETS.items()]
+    options = [f"--{name.replace('_', '-')}={amount}" for name, amount in LIMITS.items()]
     command = [sys.executable, "-c", "from gateway.cli import main; main()"]
     update = [*command, "tenants", "update", "gold", *options]
     subprocess.run(update, cwd=folder, env=plain_environment(), check=True, capture_output=True)
 
     def serve() -> tuple[ServerProcess, str]:
-        server = start(WATERMASTER_MODEL_DEVICE="simulated", **PRICES)
+        server = start(**SETTINGS)
         return server, server.url()
 
     def kill_in_a_call(server: ServerProcess, url: str) -> None:
@@ -76,8 +83,17 @@ def test_open_calls_of_a_killed_server_are_settled_at_what_they_used(
     assert gone == used
     assert 60 < used["tokens_per_day"] < 3 * LONG["max_tokens"]
 
+    told_before = used["tokens_per_day"]
     third, other = serve()  # beside the second
     kill_in_a_call(second, url)
     eventually(lambda: agree(other, key), 20)
-    assert told(other, key)[1]["tokens_per_day"] > used["tokens_per_day"] + 60
-    assert third.process.poll() is None
+    used = told(other, key)[1]
+    assert used["tokens_per_day"] > told_before + 60
+
+    stream = Stream(other, key, **LONG)  # does not end within the grace period
+    third.process.send_signal(signal.SIGTERM)
+    assert third.wait() == 0
+    stream.join()
+    _, last = serve()
+    eventually(lambda: agree(last, key), 20)
+    assert told(last, key)[1]["tokens_per_day"] > used["tokens_per_day"]

@@ -1,11 +1,14 @@
 """However a call ends, its place is free again, and it has paid for what was computed."""
 
 import json
+import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
+from opentelemetry.sdk.trace.export import SpanExportResult
 
 from engine.host.engine import HostConfig
 from engine.runtime.text.codec import TextCodec
@@ -54,6 +57,39 @@ def past_its_deadline(server, name, headers, _):
     assert ask(server, name, headers | {"x-timeout-ms": "300"}).status_code == 504
 
 
+def taken_in_part(server, name, headers, _):
+    server.on_loop(lambda store: store.update_tenant(name, on_expiry="partial"))
+    answer = ask(server, name, headers | {"x-timeout-ms": "300"})
+    assert answer.json()["choices"][0]["partial"] is True
+
+
+def with_sinks_that_are_slow(server, name, headers, monkeypatch):
+    """The log's and the traces'."""
+
+    class Slow(logging.Handler):
+        def emit(self, _: logging.LogRecord) -> None:
+            time.sleep(0.05)
+
+    def export(_: object) -> SpanExportResult:
+        time.sleep(0.5)
+        return SpanExportResult.SUCCESS
+
+    handler = Slow()
+    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+    logging.getLogger().setLevel(logging.DEBUG)
+    monkeypatch.setattr(server.spans, "export", export)
+    try:
+        assert ask(server, name, headers, max_tokens=20).status_code == 200
+    finally:
+        logging.getLogger().setLevel(logging.WARNING)
+
+
+def under_an_idempotency_key(server, name, headers, _):
+    keyed = headers | {"idempotency-key": name}
+    assert ask(server, name, keyed, max_tokens=20).status_code == 200
+    assert ask(server, name, keyed, max_tokens=20).headers["idempotent-replayed"] == "true"
+
+
 def cancelled(server, name, headers, _):
     task = {"x-task-id": f"task-{name}"}
     answers: list[httpx.Response] = []
@@ -77,7 +113,7 @@ def read_too_slowly(server, name, headers, _):
     named = {key.replace("-", "_"): value for key, value in headers.items()}
     body = BODY | {"stream": True, "logprobs": True, "top_logprobs": 20}
     with server.connect(json.dumps(body).encode(), name, **named):
-        eventually(lambda: server.logged(SequenceEnded, headers["x-request-id"]))
+        eventually(lambda: server.logged(SequenceEnded, headers["x-request-id"]), 60)
     server.tighten()
 
 
@@ -101,6 +137,9 @@ WAYS: list[Way] = [
     complete,
     found_a_stop_string,
     past_its_deadline,
+    taken_in_part,
+    with_sinks_that_are_slow,
+    under_an_idempotency_key,
     cancelled,
     hung_up,
     read_too_slowly,

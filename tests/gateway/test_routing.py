@@ -5,6 +5,7 @@ import time
 import pytest
 from anthropic import Anthropic, DefaultHttpxClient
 from anthropic import RateLimitError as AnthropicRateLimitError
+from openai import DefaultHttpxClient as OpenAIHttpxClient
 from openai import OpenAI, RateLimitError
 
 from engine.host.engine import HostConfig
@@ -78,9 +79,19 @@ def test_a_call_that_was_routed_is_counted_once(routing):
 
 
 def test_whoever_did_not_choose_it_is_refused(routing):
-    with pytest.raises(RateLimitError) as refusal:
-        ask(routing, "strict", 100)
+    """And the stock client, which would try a 429 again, does not."""
+    tried = []
+    counting = OpenAIHttpxClient(event_hooks={"request": [tried.append]})
+    url, key = f"{routing.url}/v1", routing.keys["strict"]
+    with (
+        OpenAI(base_url=url, api_key=key, http_client=counting) as stock,
+        pytest.raises(RateLimitError) as refusal,
+    ):
+        stock.chat.completions.create(
+            model=MODEL, messages=HELLO, extra_headers={"x-timeout-ms": "100"}
+        )
     assert refusal.value.code == "deadline_infeasible"
+    assert len(tried) == 1
 
 
 def ask_anthropic(server: LiveServer, key: str, timeout_ms: int, tried: list):
