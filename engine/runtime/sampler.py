@@ -7,6 +7,7 @@ are and reads nothing back, `collect` tells what came of it once the numbers are
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from engine.core.plan import BoolArray, IntArray, LongArray, RowFailure, TokenLo
 from engine.runtime.batch_state import BatchState
 from engine.runtime.draws import gumbel, noise_keys
 from engine.runtime.logits import keep_likely, penalise
+from engine.runtime.native.library import kernels_for
 from engine.runtime.upload import upload
 
 Rows = LongArray | None  # indices of some rows, or all of them
@@ -124,8 +126,8 @@ def draw(
     """
     choose = choose or choose_in_torch
     if inputs.plain:
-        best, tokens = logits.max(-1)
-        return Drawn(tokens, best.float(), best.float())
+        best, tokens = _largest(logits)
+        return Drawn(tokens, best, best)
     raw = logits.float()
     scores = raw.clone()
     _penalise(scores, inputs, history)
@@ -154,6 +156,23 @@ def collect(drawn: Drawn, inputs: DrawInputs) -> Draws:
             top = tuple(zip(ids, values[1:], strict=True))[: inputs.logprobs[row]]
             logprobs[row] = TokenLogprob(values[0], top)
     return Draws(drawn.tokens.numpy().astype(np.int64), logprobs, failures)
+
+
+_kernels = cache(kernels_for)
+
+
+def _largest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest of each row, as float32, and its place; NaN where a row has one."""
+    native = logits.device.type == "cpu" and logits.stride(1) == 1
+    kernels = _kernels(logits.dtype) if native else None
+    if kernels is None:
+        best, tokens = logits.max(-1)
+        return best.float(), tokens
+    rows = logits.shape[0]
+    best, tokens = torch.empty(rows), torch.empty(rows, dtype=torch.int64)
+    pointers = logits.data_ptr(), best.data_ptr(), tokens.data_ptr()
+    kernels.largest(*pointers, *logits.shape, logits.stride(0))
+    return best, tokens
 
 
 def _some(rows: LongArray, of: int) -> Rows:

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.runtime import sampler
 from engine.runtime.attention import GatherAttention
 from engine.runtime.kv_cache import KVCache
 from engine.runtime.native import library
@@ -121,6 +122,23 @@ def test_scores_far_apart_do_not_overflow():
     batch = ragged(0 * one, 16 * one, one, tokens, table)
     out = attention.attend(0, qkv, attention.prepare(batch))
     assert torch.equal(out, torch.full_like(out, 1e4))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_largest_of_a_row_is_the_first_and_a_nan_is_larger_still(dtype):
+    whole = torch.randn(5, 1030, generator=torch.Generator().manual_seed(1)).to(dtype)
+    logits = whole[:, :1001]  # rows lie apart
+    logits[0, 17] = logits[0, 900] = 9.0
+    logits[1] = -math.inf
+    logits[2, 1000] = math.inf
+    logits[3, 500] = math.nan
+    best, places = sampler._largest(logits)
+    assert best.dtype == torch.float32
+    expected = logits[[0, 1, 2, 4]].max(-1).values.float()
+    assert torch.equal(best[[0, 1, 2, 4]], expected)
+    assert best[3].isnan()
+    assert places[:3].tolist() == [17, 0, 1000]
+    assert places[4] == logits[4].argmax()
 
 
 def test_it_is_built_once(tmp_path):

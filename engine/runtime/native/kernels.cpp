@@ -17,6 +17,7 @@
 namespace {
 
 constexpr Index PARALLEL = 32768;  // elements from which waking the other threads pays
+constexpr Index SEARCHED = 512;    // numbers compared before looking whether one was equal
 
 template <typename T>
 void rms_norm(const float *stream, const float *weight, T *out, Index rows, Index size, float eps) {
@@ -78,6 +79,33 @@ void decode(const T *x, const T *cache, const Index *tokens, const Index *contex
   }
 }
 
+// The largest number of each row of `columns`, which are `stride` apart, and its first place. A NaN
+// anywhere in a row is its largest.
+template <typename T>
+void largest(const T *x, float *best, Index *place, Index rows, Index columns, Index stride) {
+#pragma omp parallel for if (rows * columns > PARALLEL)
+  for (Index row = 0; row < rows; ++row) {
+    const T *from = x + row * stride;
+    float most = -INFINITY;
+    int unordered = 0;
+#pragma omp simd reduction(max : most) reduction(| : unordered)
+    for (Index i = 0; i < columns; ++i) {
+      const float value = load(from[i]);
+      most = std::max(most, value);
+      unordered |= value != value;
+    }
+    Index at = 0;
+    for (int found = 0; !unordered && at + SEARCHED <= columns; at += SEARCHED) {
+#pragma omp simd reduction(| : found)
+      for (Index i = 0; i < SEARCHED; ++i) found |= load(from[at + i]) == most;
+      if (found) break;
+    }
+    while (!unordered && load(from[at]) != most) ++at;
+    best[row] = unordered ? NAN : most;
+    place[row] = unordered ? 0 : at;
+  }
+}
+
 }  // namespace
 
 #define EXPORT(T, suffix)                                                                        \
@@ -96,6 +124,10 @@ void decode(const T *x, const T *cache, const Index *tokens, const Index *contex
   void store_kv_##suffix(const T *x, T *cache, const Index *cells, Index rows, Index width,      \
                          Index planes, Index dim) {                                              \
     store_kv(x, cache, cells, rows, width, planes, dim);                                         \
+  }                                                                                              \
+  void largest_##suffix(const T *x, float *best, Index *place, Index rows, Index columns,        \
+                        Index stride) {                                                          \
+    largest(x, best, place, rows, columns, stride);                                              \
   }                                                                                              \
   void decode_##suffix(const T *x, const T *cache, const Index *tokens, const Index *contexts,   \
                        const int32_t *tables, T *out, Index rows, Index blocks, Index heads,     \

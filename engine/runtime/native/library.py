@@ -36,6 +36,7 @@ SIGNATURES = {
     "silu_mul": "ppnn",
     "rotate": "ppppnnnn",
     "store_kv": "pppnnnn",
+    "largest": "pppnnn",
     "decode": "ppppppnnnnnnx",
 }
 TYPES = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "x": ctypes.c_float}
@@ -58,6 +59,7 @@ class Kernels:
     silu_mul: Callable[..., None]
     rotate: Callable[..., None]
     store_kv: Callable[..., None]
+    largest: Callable[..., None]
     decode: Callable[..., None]
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
