@@ -2,10 +2,10 @@
 
 The store's account of a limit is `used + what all replicas hold <= limit`, always. A reservation is
 charged when it is made and refunded when it is settled, so what a lost replica had reserved stays
-charged and what it merely held comes back. So that nothing it reserved since its last report is
-missed, each report says how much may be reserved until the next one is acknowledged, and that is
-charged to the lost. Charges and refunds are reported as running totals: a report that is sent twice
-counts once.
+charged, until its journals say what was used (`tenants.departed`), and what it merely held comes
+back. So that nothing it reserved since its last report is missed, each report says how much may be
+reserved until the next one is acknowledged, and that is charged to the lost. Charges and refunds
+are reported as running totals: a report that is sent twice counts once.
 """
 
 from dataclasses import dataclass, field

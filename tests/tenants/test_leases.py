@@ -216,6 +216,23 @@ async def test_a_cancelled_wait_leaves_nothing_behind(valkey_url, connection):
         await taken(b, tenant, concurrency=1)
 
 
+async def test_a_script_that_fails_lets_nothing_through(valkey_url, connection):
+    """The store answers, and its answer is an error: as if it were away."""
+    tenant = Tenant("gold", tokens_per_day=1000)
+    await connection.call(lambda client: client.set("wm:limits:gold", "no book at all"))
+    async with replica(valkey_url, "a", polite=False) as a:
+        for _ in range(3):
+            with pytest.raises(StoreUnavailable):
+                await a.reserve(tenant, {TOKENS: 1})
+        assert a.away
+        await connection.call(lambda client: client.delete("wm:limits:gold"))
+        end = time.monotonic() + 10
+        while a.away:
+            assert time.monotonic() < end
+            await asyncio.sleep(0.05)
+        await taken(a, tenant, tokens=1)
+
+
 def test_a_place_is_taken_over_from_the_one_before(tmp_path):
     first, second = claim(tmp_path / "replicas"), claim(tmp_path / "replicas")
     assert first.place != second.place
