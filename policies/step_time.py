@@ -71,10 +71,10 @@ class _Piece:
     covariance: Vector = field(default_factory=lambda: np.eye(len(SCALES)) * UNSURE)
 
     def predict(self, features: tuple[float, ...]) -> float:
-        total = 0.0
-        for weight, value in zip(self.weights, features, strict=True):
-            total += weight * value
-        return total
+        # Asked several times for each submission, where a loop over so few takes twice as long.
+        w, x = self.weights, features
+        first_four = w[0] * x[0] + w[1] * x[1] + w[2] * x[2] + w[3] * x[3]
+        return first_four + w[4] * x[4] + w[5] * x[5] + w[6] * x[6]
 
     def learn(self, features: tuple[float, ...], seconds: float) -> None:
         """Move towards a measured time; errors count relative to it."""
