@@ -1,5 +1,6 @@
 """The real engine in this process, without HTTP, and what each of its steps held and took."""
 
+import gc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -156,6 +157,9 @@ class LiveEngine:
         trace: TracebackType | None,
     ) -> None:
         await self._engine.stop(GRACE)
+        # what it held lies in a cycle, and the next engine's KV cache would come on top of it
+        self._executor = None
+        gc.collect()
 
     def generate(
         self, prompt: IntArray, max_tokens: int, flow: tuple[FlowNode, ...] = (FlowNode("live"),)
