@@ -24,7 +24,7 @@ class FakeMark:
         self.reached = 0  # ns, on the machine's clock
 
     def wait(self) -> None:
-        self.queue.do_until(self.place)
+        self.queue.finish(self.place)
 
     def nanoseconds_since(self, earlier: Mark) -> int:
         assert isinstance(earlier, FakeMark)  # marks of two devices never meet
@@ -43,9 +43,10 @@ class FakeQueue:
     def run(self, work: Work) -> None:
         self._add(work)
         if self._chance is None:
-            self.do_until(self._place)
-        elif self._fault is None:
-            self.do_until(self._chance.randint(self._done, self._place))
+            self._do(self._place)
+        else:
+            some = self._chance.randint(self._done, self._place)
+            self._do(self._chance.choice((self._done, some, self._place)))
 
     def mark(self) -> FakeMark:
         made = FakeMark(self, self._place + 1)
@@ -60,18 +61,20 @@ class FakeQueue:
         assert isinstance(mark, FakeMark)  # marks of two devices never meet
         self._add(mark.wait)
 
-    def do_until(self, place: int) -> None:
-        """Do what was handed over up to `place`; a fault is final, as on a card."""
-        while self._done < place:
-            if self._fault is not None:
-                raise self._fault
+    def finish(self, place: int) -> None:
+        """Do what is left of the work up to `place`; raises a fault, which is final."""
+        self._do(place)
+        if self._fault is not None:
+            raise self._fault
+
+    def _do(self, place: int) -> None:
+        while self._done < place and self._fault is None:
             self._done += 1
             try:
                 with torch.inference_mode():
                     self._pending.popleft()()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 — told to whoever waits, as a card does
                 self._fault = error
-                raise
 
     def _add(self, work: Work) -> None:
         self._pending.append(work)
