@@ -156,6 +156,34 @@ def test_a_late_token_is_not_taken_for_the_next_sequences():
     assert not len(made.wait(second).tokens)
 
 
+class Never:
+    """A coin that leaves all work for later."""
+
+    def randint(self, low, high):
+        return low
+
+    def choice(self, options):
+        return options[0]
+
+
+def test_a_choice_moves_to_the_host_only_once_its_prompt_is_computed():
+    """It owns blocks that a step in flight still writes: its sibling's row, and its own copy."""
+    prompt = PROMPTS[2]
+    made = overlapped(tiny_config(host_blocks=2), None)
+    made._main._chance = Never()  # moves would be done at once
+    joins = (join(0, prompt, [10, 20]), join(1, prompt, [10, 21]))
+    rows = [Row(0, 0, 17), Row(1, 17, 0, logits=0)]
+    first = made.launch(plan(rows, joined=joins, copies=((20, 21),)))
+    out = (Transfer(10, 0, True), Transfer(21, 1, True))
+    second = made.launch(plan([Row(0, 17, 1)], left=(1,), transfers=out))
+    assert made.wait(first).tokens.tolist() == GREEDY_TEXTS[2][:1] * 2
+    assert made.wait(second).tokens.tolist() == GREEDY_TEXTS[2][1:2]
+    back = (Transfer(40, 0, False), Transfer(41, 1, False))
+    again = join(1, [*prompt, GREEDY_TEXTS[2][0]], [40, 41], prompt=17)
+    result = run(made, plan([Row(1, 17, 1)], joined=(again,), transfers=back))
+    assert result.tokens.tolist() == GREEDY_TEXTS[2][1:2]
+
+
 def test_padding_writes_nowhere():
     """Three sequences decode in the graph for four; all blocks but theirs keep every bit."""
     made = overlapped(tiny_config(), 4)
