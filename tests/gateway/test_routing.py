@@ -16,7 +16,8 @@ from tests.gateway.live import HELLO, MODEL, SMALL, LiveServer, eventually
 
 pytestmark = pytest.mark.model  # the text is that of the default model
 
-STEP = 0.02  # seconds of the preferred model for each token
+STEP = 0.04  # seconds of the preferred model for each token
+TIGHT = 250  # milliseconds: too short for it, not for the fallback
 LONG, SHORT = "one two three four five six seven eight nine ten", "Quickly."
 
 
@@ -52,13 +53,13 @@ def ask(server: LiveServer, key: str, timeout_ms: int | None, model: str = MODEL
 def test_what_would_end_late_is_answered_by_the_fallback(routing):
     assert ask(routing, "routed", 60_000) == (MODEL, LONG)
     began = time.monotonic()
-    assert ask(routing, "routed", 100) == (SMALL, SHORT)
+    assert ask(routing, "routed", TIGHT) == (SMALL, SHORT)
     assert time.monotonic() - began < 10 * STEP, "the preferred model was not waited for"
 
 
 def test_a_stream_is_routed_too_and_names_its_model(routing):
     stream = client(routing, "routed").chat.completions.create(
-        model=MODEL, messages=HELLO, stream=True, extra_headers={"x-timeout-ms": "100"}
+        model=MODEL, messages=HELLO, stream=True, extra_headers={"x-timeout-ms": str(TIGHT)}
     )
     chunks = list(stream)
     assert {chunk.model for chunk in chunks} == {SMALL}
@@ -71,8 +72,8 @@ def test_a_call_that_was_routed_is_counted_once(routing):
     calls = client(routing, "counted").chat.completions.with_raw_response
     asked = {"model": MODEL, "messages": HELLO, "max_tokens": 20}
     left = 100_000
-    for timeout, model in (("150", SMALL), ("60000", MODEL), ("150", SMALL)):
-        answer = calls.create(**asked, extra_headers={"x-timeout-ms": timeout})
+    for timeout, model in ((TIGHT, SMALL), (60_000, MODEL), (TIGHT, SMALL)):
+        answer = calls.create(**asked, extra_headers={"x-timeout-ms": str(timeout)})
         assert answer.parse().model == model
         left -= answer.parse().usage.total_tokens
         assert int(answer.headers["x-ratelimit-remaining-tokens"]) == left
@@ -88,7 +89,7 @@ def test_whoever_did_not_choose_it_is_refused(routing):
         pytest.raises(RateLimitError) as refusal,
     ):
         stock.chat.completions.create(
-            model=MODEL, messages=HELLO, extra_headers={"x-timeout-ms": "100"}
+            model=MODEL, messages=HELLO, extra_headers={"x-timeout-ms": str(TIGHT)}
         )
     assert refusal.value.code == "deadline_infeasible"
     assert len(tried) == 1
@@ -109,13 +110,13 @@ def ask_anthropic(server: LiveServer, key: str, timeout_ms: int, tried: list):
 
 def test_messages_are_routed_too(routing):
     assert ask_anthropic(routing, "routed", 60_000, []) == (MODEL, LONG)
-    assert ask_anthropic(routing, "routed", 100, []) == (SMALL, SHORT)
+    assert ask_anthropic(routing, "routed", TIGHT, []) == (SMALL, SHORT)
 
 
 def test_the_stock_anthropic_client_does_not_retry_what_cannot_be_in_time(routing):
     tried = []
     with pytest.raises(AnthropicRateLimitError) as refusal:
-        ask_anthropic(routing, "strict", 100, tried)
+        ask_anthropic(routing, "strict", TIGHT, tried)
     assert len(tried) == 1
     assert refusal.value.body["error"]["code"] == "deadline_infeasible"
     assert refusal.value.body["error"]["predicted_finish_ms"] > 100
@@ -129,7 +130,7 @@ def test_auto_means_the_preferred_model_or_its_fallback(routing):
 def test_a_key_is_not_routed_to_a_model_that_it_may_not_use(routing):
     assert ask(routing, "preferred", 60_000) == (MODEL, LONG)
     with pytest.raises(RateLimitError):
-        ask(routing, "preferred", 100)
+        ask(routing, "preferred", TIGHT)
 
 
 def test_the_fallback_can_be_asked_itself_and_has_no_fallback_of_its_own(routing):
