@@ -33,6 +33,7 @@ runpy.run_module("engine.runtime.device_check", run_name="__main__")
 """
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.model  # slow as those are
 def test_a_dry_run_prints_its_table_on_a_host_without_a_web_stack(tmp_path):
     pytest.importorskip("triton")
