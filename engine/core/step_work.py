@@ -62,7 +62,8 @@ def stall(state: KernelState, blocks: int, computing: float) -> float:
 def keep_tpot(state: KernelState, draft: DraftPlan) -> None:
     """Cut the step's budget so that its decodes keep the tightest of their TPOT targets.
 
-    Which prompts come is not known yet; they are taken to be at their beginning.
+    Which prompts get it is not known yet: they are taken to stand where that one of the running
+    ones does which has come furthest, since its next tokens have the most to attend to.
     """
     slots = draft.decode_slots
     if not len(slots) or not state.step_time.steps:
@@ -70,10 +71,13 @@ def keep_tpot(state: KernelState, draft: DraftPlan) -> None:
     target = float(np.minimum.reduce(state.batch.tpot[slots]))
     if target == np.inf:
         return
-    context = int(state.batch.scheduled[slots].sum()) + len(slots)
+    batch = state.batch
+    context = int(batch.scheduled[slots].sum()) + len(slots)
+    unfinished = (batch.ids >= 0) & (batch.known + batch.pending - batch.scheduled > 1)
+    start = int(np.maximum.reduce(batch.scheduled, where=unfinished, initial=0))
 
     def predict(tokens: int) -> float:
-        around = float(tokens * tokens / 2)
+        around = tokens * (start + tokens / 2)
         return state.step_time.predict(StepWork(tokens, around, len(slots), context))
 
     draft.budget = prefill_budget(predict, target, draft.budget, state.config.min_chunk)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from engine.sim.executor import SimExecutor, counting_tokens
-from engine.sim.profile import LinearProfile
+from engine.sim.fitted import FittedProfile, Piece
+from engine.sim.profile import CostProfile, LinearProfile
 from policies.chunking import prefill_budget
 from policies.config import PolicyConfig
 from telemetry.events import StepCommitted
@@ -21,25 +22,34 @@ PROFILE = LinearProfile(
 )
 
 
-def durations(policy_target: float, request_target: float | None = None) -> list[float]:
-    """Milliseconds of the steps that compute 1,500 prompt tokens beside a running decode."""
+# beside it, 0.1 ms for each prompt token and 0.1 ms for each 1,000 positions that it attends to
+ATTENTIVE = FittedProfile((Piece(20.0, 0.1, 0.0001, 0.0, 0.0),))
+
+
+def durations(
+    policy_target: float,
+    request_target: float | None = None,
+    profile: CostProfile = PROFILE,
+    prompt: int = 1500,
+) -> list[float]:
+    """Milliseconds of the steps that compute a long prompt beside a running decode."""
     kernel = config(
         max_step_tokens=512,
         min_chunk=16,
-        max_context=4096,
-        num_blocks=400,
+        max_context=8192,
+        num_blocks=800,
         policy=PolicyConfig(tpot_target=policy_target),
     )
     world = World(kernel)
-    world.use(SimExecutor(PROFILE, counting_tokens(VOCABULARY), world.clock.advance))
-    for prompt in (40, 90, 200, 350):  # what the step-time model learns from
-        world.submit("warm", prompt, 30)
+    world.use(SimExecutor(profile, counting_tokens(VOCABULARY), world.clock.advance))
+    for length in (40, 90, 200, 350):  # what the step-time model learns from
+        world.submit("warm", length, 30)
     world.run()
     world.submit("a", 10, 400, tpot_target=request_target)
     for _ in range(5):
         world.step()
     seen = len(world.of(StepCommitted))
-    (late,) = world.submit("b", 1500, 1)
+    (late,) = world.submit("b", prompt, 1)
     while late not in world.ended:
         world.step()
     return [event.duration / 1e6 for event in world.of(StepCommitted)[seen:]]
@@ -51,6 +61,14 @@ def test_decodes_keep_their_target_while_a_long_prompt_is_computed(policy, reque
     assert steps[0] <= 120 * 1.2  # the first of its kind, which nothing was learned from yet
     assert max(steps[1:]) <= 120 * 1.05
     assert np.median(steps) >= 100  # and the room up to it is used
+
+
+def test_the_end_of_a_long_prompt_keeps_the_target_as_its_beginning_does():
+    """Its tokens attend to more and more, so that fewer and fewer fit a step."""
+    steps = durations(0.12, profile=ATTENTIVE, prompt=6000)
+    settled = steps[4:]  # the model has seen what attending costs
+    assert max(settled) <= 120 * 1.05
+    assert np.median(settled) >= 100
 
 
 def test_without_a_target_prompts_take_what_a_step_holds():
