@@ -3,8 +3,8 @@
     python -m engine.runtime.kernels.compile_all [--quick] [--jobs N] [--write docs/kernels.md]
 
 Prints a table; exits with 1 when a variant spills more than SPILL_BOUND bytes a thread, or needs
-more registers or shared memory than a card has. `--quick` takes the bfloat16 kernels of four
-models, one for each head size.
+more registers or shared memory than a card has. `--quick` takes bfloat16 alone: all kernels of one
+model, and attention of one more for each other head size.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from engine.runtime.kernels.ahead import Footprint, compile_ahead
-from engine.runtime.kernels.variants import FORMATS, GEOMETRIES, variants
+from engine.runtime.kernels.variants import FORMATS, GEOMETRIES, attention_variants, variants
 
 CARDS = (80, 90)
 SPILL_BOUND = 0  # bytes a thread
@@ -28,16 +28,17 @@ HEAD = (
     "| --- | --- | --- | --- | --- | --- | --- | --- |\n"
 )
 
-Work = tuple[int, str, torch.dtype]
+Work = tuple[int, str, torch.dtype, bool]
 Row = tuple[str, str, int, Footprint]
 
 
 def compile_part(work: Work) -> list[Row]:
     """What a pool's process does: one model in one number format for one card."""
-    card, geometry, dtype = work
+    card, geometry, dtype, everything = work
+    chosen = variants if everything else attention_variants
     return [
         (variant.kernel, variant.shape, card, compile_ahead(variant.launch, card))
-        for variant in variants(card, geometry, dtype)
+        for variant in chosen(card, geometry, dtype)
     ]
 
 
@@ -74,7 +75,12 @@ def main() -> int:
     names, formats = list(GEOMETRIES), list(FORMATS)
     if options.quick:
         names, formats = names[:QUICK], formats[:1]
-    work = [(card, name, dtype) for name in names for dtype in formats for card in CARDS]
+    work = [
+        (card, name, dtype, not options.quick or name == names[0])
+        for name in names
+        for dtype in formats
+        for card in CARDS
+    ]
     rows = compile_all(work, options.jobs)
     report = table(rows)
     sys.stdout.write(report)

@@ -59,6 +59,12 @@ def variants(card: int, geometry: str, dtype: torch.dtype) -> Iterator[Variant]:
     yield from _elementwise(shape, dtype)
     yield from _sampling(shape, dtype)
     yield from _sampling(shape, torch.float32)  # logits that penalties or biases changed
+    yield from attention_variants(card, geometry, dtype)
+
+
+def attention_variants(card: int, geometry: str, dtype: torch.dtype) -> Iterator[Variant]:
+    """Those that read or write the cache."""
+    shape = GEOMETRIES[geometry]
     yield from _attention(shape, dtype, dtype, card)
     for small, first in SMALL_FORMATS.items():
         if card >= first:
