@@ -71,9 +71,9 @@ async def connected(
     store = await Store.connect(url)
     leases = Leases(store.connection, clock, departed, lease)
     courier = Courier(store.cancellations)
-    access = StoreAccess(
-        store, Authenticator(store, clock), StoreHealth(clock), leases, courier, departed
-    )
+    health = StoreHealth(clock)
+    authenticator = Authenticator(store, clock, lambda: health.away)
+    access = StoreAccess(store, authenticator, health, leases, courier, departed)
     tasks = [
         asyncio.create_task(store.follow(access.authenticator.forget)),
         asyncio.create_task(_watch(access, embedded)),

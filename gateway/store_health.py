@@ -37,6 +37,11 @@ class StoreHealth:
         return True
 
     @property
+    def away(self) -> bool:
+        """Whether it was silent when it was last asked."""
+        return self._away_since is not None
+
+    @property
     def away_seconds(self) -> float:
         since = self._away_since
         return 0.0 if since is None else (self._clock.now() - since) / NANOSECONDS

@@ -2,14 +2,16 @@
 
 A change that the store tells of (`forget`) counts at once, one whose message got lost within `ttl`.
 With the store away, keys that were seen lately go on
-working for `stale_if_error`; a key that was not can neither be let in nor called unknown.
+working for `stale_if_error`; a key that was not can neither be let in nor called unknown. Whoever
+watches the store spares callers with such a key the wait for what it does not answer.
 """
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 from telemetry.clock import NANOSECONDS, Clock
 from tenants import keys
@@ -66,12 +68,16 @@ class _Entry:
 
 
 class Authenticator:
-    """Used from one event loop. Times are in seconds, `capacity` in keys."""
+    """Used from one event loop. Times are in seconds, `capacity` in keys.
+
+    `known_away` says whether the store is known not to answer just now.
+    """
 
     def __init__(
         self,
         store: Directory,
         clock: Clock,
+        known_away: Callable[[], bool] = lambda: False,
         *,
         ttl: float = 0.9,  # of the second that is promised, the rest is for asking
         stale_if_error: float = 300.0,
@@ -83,6 +89,7 @@ class Authenticator:
             raise ValueError(f"stale_if_error must not be negative, but is {stale_if_error}")
         self._store = store
         self._clock = clock
+        self._known_away = known_away
         self._ttl = round(ttl * NANOSECONDS)
         self._stale = round(stale_if_error * NANOSECONDS)
         # Apart, so that a flood of invented keys pushes no real one out.
@@ -130,12 +137,20 @@ class Authenticator:
         now = self._clock.now()
         if entry and now - entry.checked < self._ttl:
             return entry.principal
+        if self._known_away() and self._still_good(entry):
+            return entry.principal
         answer = await self._ask(public_id, now)
         if isinstance(answer, _Entry):
             return answer.principal
-        if entry and entry.principal and self._clock.now() - entry.checked < self._stale:
+        if self._still_good(entry):
             return entry.principal
         raise StoreUnavailable(str(answer)) from answer  # one object raised often keeps every trace
+
+    def _still_good(self, entry: _Entry | None) -> TypeGuard[_Entry]:
+        """Whether the key may be let in on what the store last said of it."""
+        if entry is None or entry.principal is None:
+            return False
+        return self._clock.now() - entry.checked < self._stale
 
     async def _ask(self, public_id: str, now: int) -> _Entry | StoreUnavailable:
         """The store's answer; callers who ask for the same key meanwhile share it."""

@@ -41,7 +41,9 @@ class World:
     def __init__(self, store: Store, raw: str, **options: float) -> None:
         self.watched = Watched(store)
         self.clock = VirtualClock(start=5, epoch=WALL * NANOSECONDS)
-        self.auth = Authenticator(self.watched, self.clock, **options)  # type: ignore[arg-type]
+        self.known_away = False
+        away = lambda: self.known_away  # noqa: E731
+        self.auth = Authenticator(self.watched, self.clock, away, **options)  # type: ignore[arg-type]
         self.raw = raw
 
     def wait(self, seconds: float) -> None:
@@ -153,6 +155,25 @@ async def test_with_the_store_away_known_keys_work_for_a_while(world: World) -> 
     world.watched.away = False
     world.wait(1)
     assert await world.reason(world.raw) == AuthReason.EXPIRED
+
+
+async def test_nobody_waits_for_a_store_that_is_known_to_be_away(store: Store) -> None:
+    """Who may come in, that is; and only for as long as what was known is good."""
+    await store.create_tenant(Tenant("gold"))
+    world = World(store, (await store.create_key("gold")).raw)
+    await world.auth.authenticate(world.raw)
+    world.watched.away = world.known_away = True
+    for _ in range(9):
+        world.wait(30)
+        assert (await world.auth.authenticate(world.raw)).tenant.id == "gold"
+    assert world.watched.lookups.total() == 1
+    world.wait(31)
+    with pytest.raises(StoreUnavailable):
+        await world.auth.authenticate(world.raw)
+    world.watched.away = world.known_away = False
+    world.wait(2)
+    await world.auth.authenticate(world.raw)
+    assert world.watched.lookups.total() == 3
 
 
 async def test_with_the_store_away_an_unseen_key_is_not_called_unknown(world: World) -> None:
