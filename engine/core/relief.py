@@ -48,6 +48,8 @@ def relieve_lag(state: KernelState, now: int) -> None:
     for poor in state.line(now):
         if not lags(poor, state.allowed_lead):
             return
+        if poor in state.stand_back:
+            continue  # too far ahead of somebody for whom there is no room
         if relief.is_ahead_of_those_left_out(poor):
             continue  # what its tenant is owed is not for it
         if not relief.make_room(poor):

@@ -14,7 +14,7 @@ while g is backlogged and f backlogged or running.
 
 from collections import defaultdict
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from policies.config import PolicyConfig
@@ -45,7 +45,15 @@ class Watch:
                 self.led[name] = max(self.led[name], lead)
 
 
+# Someone far ahead of a flow that has no room took it from others who were further ahead still.
+TAKEN = [
+    *[("b/y", 14, 5, 1), ("c", 24, 6, 1), ("a/x", 74, 2, 0), ("a/x", 80, 1, 0), ("a/y", 10, 1, 0)],
+    *[("b/x", 78, 1, 0), ("b/y", 1, 1, 0), ("c", 101, 2, 0), ("b/x", 1, 1, 0), ("c", 55, 1, 0)],
+]
+
+
 @settings(max_examples=15, deadline=None)
+@example(TAKEN, 20, 4, 40.0)
 @given(
     st.lists(
         st.tuples(

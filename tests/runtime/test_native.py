@@ -141,6 +141,7 @@ def test_the_largest_of_a_row_is_the_first_and_a_nan_is_larger_still(dtype):
     assert places[4] == logits[4].argmax()
 
 
+@pytest.mark.server
 def test_it_is_built_once(tmp_path):
     first = build(tmp_path)
     written = first.stat().st_mtime_ns
