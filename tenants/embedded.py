@@ -44,9 +44,10 @@ class EmbeddedValkey:
     def start(self) -> str:
         """Find the folder's running server or start one; returns its URL (`unix://...`).
 
-        Raises EmbeddedStoreError.
+        Raises EmbeddedStoreError; whoever used the server before goes on being a user of it.
         """
         deadline = time.monotonic() + _START_SECONDS
+        used = self._users is not None
         _make_private(self._data)
         path = _socket_path(self._data)
         self._users = self._users or _open_lock(self._data / "users.lock")
@@ -55,7 +56,8 @@ class EmbeddedValkey:
         try:
             self._await_answer(path, deadline)
         except EmbeddedStoreError:
-            self._leave()
+            if not used:
+                self._leave()
             raise
         return f"unix://{quote(str(path))}"
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from engine.core.plan import IntArray, Join, LongArray, StepPlan
+from engine.core.plan import IntArray, Join, LongArray, RowFailure, StepPlan
 from engine.runtime.sampling_table import SamplingTable
 
 
@@ -20,6 +20,7 @@ class BatchState:
     def __init__(self, slots: int, max_context: int, block_size: int, vocab_size: int) -> None:
         self.max_context = max_context
         self.vocab_size = vocab_size
+        self._block_size = block_size
         self.tokens: IntArray = np.zeros((slots, max_context), np.int32)
         self.lengths: IntArray = np.zeros(slots, np.int32)
         self.prompts: IntArray = np.zeros(slots, np.int32)
@@ -65,6 +66,26 @@ class BatchState:
         """The tokens that the slot has drawn so far."""
         drawn: list[int] = self.tokens[slot, self.prompts[slot] : self.lengths[slot]].tolist()
         return drawn
+
+    def entered(self, plan: StepPlan) -> LongArray:
+        """Blocks that this step begins to fill and leaves partly unwritten.
+
+        Of a row's new blocks that can only be the last.
+        """
+        last = (plan.starts + plan.counts - 1) // self._block_size
+        entered = (plan.counts > 0) & (last * self._block_size >= plan.starts)
+        blocks: LongArray = self.tables[plan.slots[entered], last[entered]].astype(np.int64)
+        return blocks
+
+    def rejections(self, plan: StepPlan) -> dict[int, RowFailure]:
+        """The rows of a plan whose sequence must fail."""
+        if not self.rejected:
+            return {}
+        return {
+            row: RowFailure(numerical=False, detail=self.rejected[slot])
+            for row, slot in enumerate(plan.slots.tolist())
+            if slot in self.rejected
+        }
 
     def _join(self, join: Join) -> None:
         slot, known, blocks = join.slot, len(join.tokens), len(join.blocks)

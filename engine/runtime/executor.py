@@ -7,10 +7,11 @@ import numpy as np
 import torch
 
 from engine.core.config import KernelConfig
-from engine.core.plan import IntArray, RowFailure, StepPlan, StepResult, TokenLogprob
+from engine.core.plan import IntArray, StepPlan, StepResult, TokenLogprob
 from engine.runtime.batch_state import BatchState
 from engine.runtime.kv_cache import KVCache
 from engine.runtime.model import Model
+from engine.runtime.model_config import check_fits
 from engine.runtime.ragged import RaggedBatch, ragged
 from engine.runtime.sampler import Draws, collect, draw, prepare
 
@@ -31,14 +32,7 @@ class TorchExecutor:
 
     def __init__(self, model: Model, config: KernelConfig) -> None:
         shape = model.config
-        if config.max_context > shape.context_length:
-            raise ValueError(
-                f"max_context {config.max_context} exceeds the model's {shape.context_length}"
-            )
-        if config.vocab_size != shape.vocab_size:
-            raise ValueError(
-                f"vocab_size {config.vocab_size} differs from the model's {shape.vocab_size}"
-            )
+        check_fits(shape, config)
         self._model = model
         self._config = config
         self.cache = KVCache(
@@ -99,15 +93,8 @@ class TorchExecutor:
         return time.perf_counter_ns() - began
 
     def _clear_entered(self, plan: StepPlan) -> None:
-        """Zero blocks that this step begins to fill and leaves partly unwritten.
-
-        Of a row's new blocks that can only be the last.
-        """
-        size = self._config.block_size
-        last = (plan.starts + plan.counts - 1) // size
-        entered = (plan.counts > 0) & (last * size >= plan.starts)
-        if entered.any():
-            blocks = self._state.tables[plan.slots[entered], last[entered]].astype(np.int64)
+        blocks = self._state.entered(plan)
+        if len(blocks):
             self.cache.clear(torch.from_numpy(blocks).to(self._model.device))
 
     def _compute(self, plan: StepPlan) -> tuple[IntArray, Draws]:
@@ -150,8 +137,7 @@ class TorchExecutor:
         self, plan: StepPlan, sampled: IntArray, drawn: Draws, began: int, stall: int
     ) -> StepResult:
         failures = {int(sampled[i]): failure for i, failure in drawn.failures.items()}
-        if self._state.rejected:
-            failures |= self._rejections(plan)
+        failures |= self._state.rejections(plan)
         counts = np.zeros(len(plan.slots), np.int32)
         counts[sampled] = 1
         counts[list(failures)] = 0
@@ -169,11 +155,3 @@ class TorchExecutor:
             logprobs=logprobs,
             failures=failures,
         )
-
-    def _rejections(self, plan: StepPlan) -> dict[int, RowFailure]:
-        rejected = self._state.rejected
-        return {
-            row: RowFailure(numerical=False, detail=rejected[slot])
-            for row, slot in enumerate(plan.slots.tolist())
-            if slot in rejected
-        }

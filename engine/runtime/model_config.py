@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.core.config import KernelConfig
+
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 
 # Hugging Face architecture -> (bias on q, k, v; RMSNorm on each head of q and k)
@@ -211,6 +213,18 @@ def _hf_rope(raw: Mapping[str, Any], context: int) -> tuple[float, RopeScaling]:
         truncate=bool(given.get("truncate", True)),
     )
     return theta, scaling
+
+
+def check_fits(shape: ModelConfig, config: KernelConfig) -> None:
+    """ValueError if the kernel may plan what a model of this shape cannot compute."""
+    if config.max_context > shape.context_length:
+        raise ValueError(
+            f"max_context {config.max_context} exceeds the model's {shape.context_length}"
+        )
+    if config.vocab_size != shape.vocab_size:
+        raise ValueError(
+            f"vocab_size {config.vocab_size} differs from the model's {shape.vocab_size}"
+        )
 
 
 def _rope_to_hf(rope: RopeScaling) -> dict[str, Any]:

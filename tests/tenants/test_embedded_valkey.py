@@ -214,9 +214,12 @@ def test_says_when_a_server_does_not_answer(folder: Path, monkeypatch: pytest.Mo
     try:
         with pytest.raises(EmbeddedStoreError, match=f"process {pid}.* does not answer"):
             EmbeddedValkey(folder).start()
+        with pytest.raises(EmbeddedStoreError, match="does not answer"):
+            server.start()  # as whoever watches it tries
     finally:
         os.kill(pid, signal.SIGCONT)
     server.stop()
+    assert not (folder / "valkey.pid").exists(), "it is still the one to stop it"
 
 
 def test_says_when_there_is_no_binary(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

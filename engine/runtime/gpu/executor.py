@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.core.config import KernelConfig
-from engine.core.plan import IntArray, LongArray, RowFailure, StepPlan, StepResult
+from engine.core.plan import IntArray, LongArray, StepPlan, StepResult
 from engine.runtime.batch_state import BatchState
 from engine.runtime.gpu.attention import DeviceAttention
 from engine.runtime.gpu.device import Compute, Device, Mark
@@ -25,6 +25,7 @@ from engine.runtime.gpu.results import Landing, Ticket
 from engine.runtime.gpu.warm_up import warm_up_plans
 from engine.runtime.kv_cache import KVCache
 from engine.runtime.model import LlamaModel
+from engine.runtime.model_config import check_fits
 from engine.runtime.sampler import Choose, DrawInputs, Drawn, Draws, draw, prepare
 from engine.runtime.upload import upload
 
@@ -48,9 +49,9 @@ class GpuExecutor:
         *,
         graphs: bool = True,
     ) -> None:
-        check_fits(model, config)
-        self._model, self._config, self._device = model, config, device
         shape = model.config
+        check_fits(shape, config)
+        self._model, self._config, self._device = model, config, device
         self.cache = KVCache(
             *(shape, config.num_blocks, config.block_size, model.dtype),
             *(device.place, config.host_blocks),
@@ -185,7 +186,7 @@ class GpuExecutor:
         if not plan.counts.all():
             self._forked = ended
         tenures = state.tenures[slots]
-        rejected = self._rejections(plan)
+        rejected = self._state.rejections(plan)
         drawn = read if len(sampled) else _nothing
         return Ticket(plan, *since, ended, sampled, slots, places, tenures, rejected, drawn)
 
@@ -219,37 +220,10 @@ class GpuExecutor:
         return draw(self._model.head(hidden), inputs, self._pool.history, self._choose)
 
     def _entered(self, plan: StepPlan) -> LongArray:
-        """Blocks to zero: those that this step begins to fill and leaves partly unwritten."""
+        """Blocks to zero."""
         if not self._attention.wants_clean_blocks:
             return np.empty(0, np.int64)
-        size = self._config.block_size
-        last = (plan.starts + plan.counts - 1) // size
-        entered = (plan.counts > 0) & (last * size >= plan.starts)
-        blocks: LongArray = self._state.tables[plan.slots[entered], last[entered]].astype(np.int64)
-        return blocks
-
-    def _rejections(self, plan: StepPlan) -> dict[int, RowFailure]:
-        rejected = self._state.rejected
-        if not rejected:
-            return {}
-        return {
-            row: RowFailure(numerical=False, detail=rejected[slot])
-            for row, slot in enumerate(plan.slots.tolist())
-            if slot in rejected
-        }
-
-
-def check_fits(model: LlamaModel, config: KernelConfig) -> None:
-    """ValueError if the kernel may plan what the model cannot compute."""
-    shape = model.config
-    if config.max_context > shape.context_length:
-        raise ValueError(
-            f"max_context {config.max_context} exceeds the model's {shape.context_length}"
-        )
-    if config.vocab_size != shape.vocab_size:
-        raise ValueError(
-            f"vocab_size {config.vocab_size} differs from the model's {shape.vocab_size}"
-        )
+        return self._state.entered(plan)
 
 
 def _nothing() -> Draws:
