@@ -18,6 +18,7 @@ BEAT = 0.25  # seconds between renewals, in which others get what they need of w
 _ALONE = 1.0  # the same while there are no others: how long a new one waits to be noticed
 _PATIENCE = 1.3  # seconds that a call waits for what others hold and are to give back
 _NEWS = 0.1  # seconds that it waits for what others have just given back and not yet reported
+AWAY = 1.0  # seconds between attempts while the store cannot say how limits stand
 _IDLE = 60.0  # seconds after which a tenant's lease is given up
 _QUIET = 60.0  # seconds between log lines about the same limit of the same tenant
 
@@ -41,12 +42,17 @@ class Waiter:
 
 
 class Entry:
-    """A tenant's book and the calls that wait for more than it holds."""
+    """A tenant's book and the calls that wait for more than it holds.
+
+    `lost`: why the store could not read the tenant's book when last asked, if it could not.
+    """
 
     def __init__(self, tenant: Tenant, now: int) -> None:
         self.tenant = tenant
         self.book = Book(limits_of(tenant), now)
         self.waiters: list[Waiter] = []
+        self.lost: StoreUnavailable | None = None
+        self._lost_at = now
         self._told: dict[str, int] = {}
 
     def tell(self, shortage: Shortage, now: int) -> None:
@@ -71,6 +77,8 @@ class Entry:
         book = self.book
         if not book.slices:
             return False
+        if self.lost:
+            return now - self._lost_at >= ns(AWAY)
         urgent = self.waiters or book.changed or book.recalled
         return bool(urgent) or now - book.renewed >= ns(_ALONE if book.alone else BEAT)
 
@@ -102,6 +110,23 @@ class Entry:
                     taken.slice.deny(taken.amount)
                 waiter.answer.set_result(taken)
         return bool(self.waiters)
+
+    def lose(self, problem: str, now: int) -> None:
+        """The store cannot read the book: for this tenant alone it is as if it were away."""
+        if not self.lost:
+            log.error(
+                "the store cannot read the limits of tenant %s, whose calls go on from what is "
+                "leased: repair or delete wm:limits:%s (%s)",
+                *(self.tenant.id, self.tenant.id, problem),
+            )
+        self.lost, self._lost_at = StoreUnavailable(problem), now
+        self.fail(self.lost, now)
+
+    def find(self) -> None:
+        """The store has read the book."""
+        if self.lost:
+            log.info("the store reads the limits of tenant %s again", self.tenant.id)
+        self.lost = None
 
     def fail(self, error: StoreUnavailable, now: int) -> None:
         """Answer the waiters without the store."""

@@ -1,7 +1,8 @@
 """Tenants' limits on this replica: reserve locally, ask the store when short, renew in the back.
 
 One call to the store renews all tenants that need it; while one is under way the next collects.
-With the store away, what is leased may be used until the lease is over, and no more than that.
+With the store away, what is leased may be used until the lease is over, and no more than that; so
+it is for a tenant whose book in the store cannot be read.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from telemetry.clock import Clock
 from tenants.book import Book, Reservation, Shortage
 from tenants.connection import Connection, StoreUnavailable
 from tenants.departed import Departed
-from tenants.lease_entry import BEAT, REPORT, Entry, Waiter, ns
+from tenants.lease_entry import AWAY, BEAT, REPORT, Entry, Waiter, ns
 from tenants.limits import Amounts
 from tenants.model import Tenant
 from tenants.slices import Grant, Report
@@ -23,7 +24,6 @@ from tenants.slices import Grant, Report
 log = logging.getLogger(__name__)
 
 _AGAIN = 0.02  # seconds until the store is asked again for what others are to give back
-_AWAY = 1.0  # seconds between attempts while the store is away
 _KEPT_MS = 32 * 86_400_000  # longer than any window
 
 
@@ -67,12 +67,12 @@ class Leases:
     async def reserve(self, tenant: Tenant, demand: Amounts) -> Reservation | Shortage:
         """Take `demand` from every limit of the tenant, or say which one is short.
 
-        Raises StoreUnavailable when more is needed than is leased and the store is away.
+        Raises StoreUnavailable when more is needed than is leased and the store does not say more.
         """
         now = self._clock.now()
         entry = self._entry(tenant, now)
         if not entry.waiters:  # nobody jumps the queue
-            taken = entry.book.reserve(demand, now, store_away=self.away)
+            taken = entry.book.reserve(demand, now, store_away=self.away or bool(entry.lost))
             if isinstance(taken, Reservation):
                 if taken:
                     self._wake_in(REPORT)
@@ -126,8 +126,9 @@ class Leases:
         return entry
 
     async def _ask(self, entry: Entry, demand: Amounts, now: int) -> Reservation | Shortage:
-        if self._away:
-            raise StoreUnavailable(str(self._away))
+        lost = self._away or entry.lost
+        if lost:
+            raise StoreUnavailable(str(lost))
         answer: asyncio.Future[Reservation | Shortage] = asyncio.get_running_loop().create_future()
         entry.waiters.append(Waiter(demand, now, asked=False, answer=answer))
         self._work.set()
@@ -142,7 +143,7 @@ class Leases:
 
     async def _rest(self) -> None:
         """Until there is work, or it is time for a sign of life."""
-        pause = _AWAY if self._away else BEAT
+        pause = AWAY if self._away else BEAT
         try:
             async with asyncio.timeout(pause if self._entries else None):
                 await self._work.wait()
@@ -177,15 +178,24 @@ class Leases:
         self._find()
         for (name, entry), grants in zip(entries.items(), answers, strict=True):
             left = name in leaving
-            entry.book.renew(grants, sent, 0 if left else ns(self._lease))
+            if isinstance(grants, str):
+                entry.lose(grants, self._clock.now())
+            else:
+                entry.find()
+                entry.book.renew(grants, sent, 0 if left else ns(self._lease))
             if left:
                 self._drop(name, entry)
-            elif entry.serve(self._clock.now()) or entry.book.recalled:
-                self._wake_in(_AGAIN)
-                if entry.unasked:
-                    self._work.set()
-            elif entry.book.changed:
-                self._wake_in(REPORT)
+            elif not entry.lost:
+                self._serve(entry)
+
+    def _serve(self, entry: Entry) -> None:
+        """Answer who waits from what was just granted, and see that the rest is asked for."""
+        if entry.serve(self._clock.now()) or entry.book.recalled:
+            self._wake_in(_AGAIN)
+            if entry.unasked:
+                self._work.set()
+        elif entry.book.changed:
+            self._wake_in(REPORT)
 
     def _forget(self, now: int) -> None:
         """Drop the tenants without limits that have not called for long."""
@@ -201,7 +211,8 @@ class Leases:
 
     async def _call(
         self, entries: Mapping[str, Entry], leaving: Collection[str]
-    ) -> list[list[Grant]]:
+    ) -> list[list[Grant] | str]:
+        """What each is granted, or what is wrong with its book. Raises StoreUnavailable."""
         self._calls += 1
         books = [
             json.dumps(
@@ -221,7 +232,9 @@ class Leases:
             [self._replica.name, self._replica.place, lease, kept, complete, *books],
         )
         self.counts.exchanges += 1
-        return [[as_grant(row) for row in rows] for rows in answers]
+        return [
+            rows if isinstance(rows, str) else [as_grant(row) for row in rows] for rows in answers
+        ]
 
     def _lose(self, error: StoreUnavailable) -> None:
         if self._away is None:

@@ -7,9 +7,10 @@
 --       then for each tenant JSON: {number of the call, whether to leave, slices}, each slice
 --       {limit's name, measure, window, limit, need, spare, risk, using, charged, known, refunded,
 --       known, start}.
--- Returns for each tenant nothing for a call that was overtaken by a later one, else for each
--- slice {held, used, idle elsewhere, start of its window, ms until it ends, whether others are
--- short, number of replicas}.
+-- Returns for each tenant nothing for a call that was overtaken by a later one, a text that says
+-- what is wrong for one whose book cannot be read (which is left as it is), else for each slice
+-- {held, used, idle elsewhere, start of its window, ms until it ends, whether others are short,
+-- number of replicas}.
 local REPLICA, FORMER, LEASE, KEPT = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local COMPLETE = cjson.decode(ARGV[5])
 local MOST_LOST = 64 -- dead replicas of which a budget remembers what they were charged
@@ -229,12 +230,21 @@ local function serve(book, call, leaving, slices, tenant)
   return answers
 end
 
-local answers = {}
-for index, key in ipairs(KEYS) do
+local function renewed(key, call)
   local packed = redis.call('GET', key)
   local book = packed and cmsgpack.unpack(packed) or { replicas = {}, accounts = {} }
-  local call = cjson.decode(ARGV[5 + index])
-  answers[index] = serve(book, call[1], call[2], call[3], string.sub(key, #'wm:limits:' + 1))
-  redis.call('SET', key, cmsgpack.pack(book), 'PX', KEPT)
+  local answer = serve(book, call[1], call[2], call[3], string.sub(key, #'wm:limits:' + 1))
+  return answer, cmsgpack.pack(book)
+end
+
+local answers = {}
+for index, key in ipairs(KEYS) do
+  local sound, answer, book = pcall(renewed, key, cjson.decode(ARGV[5 + index]))
+  if sound then
+    redis.call('SET', key, book, 'PX', KEPT)
+  else
+    answer = type(answer) == 'table' and answer.err or tostring(answer)
+  end
+  answers[index] = answer
 end
 return answers

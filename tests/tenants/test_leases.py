@@ -4,7 +4,7 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -221,18 +221,66 @@ async def test_a_cancelled_wait_leaves_nothing_behind(valkey_url, connection):
 async def test_a_script_that_fails_lets_nothing_through(valkey_url, connection):
     """The store answers, and its answer is an error: as if it were away."""
     tenant = Tenant("gold", tokens_per_day=1000)
-    await connection.call(lambda client: client.set("wm:limits:gold", "no book at all"))
-    async with replica(valkey_url, "a", polite=False) as a:
+    await connection.call(lambda client: client.config_set("maxmemory", "1"))
+    try:
+        async with replica(valkey_url, "a", polite=False) as a:
+            for _ in range(3):
+                with pytest.raises(StoreUnavailable):
+                    await a.reserve(tenant, {TOKENS: 1})
+            assert a.away
+            await connection.call(lambda client: client.config_set("maxmemory", "0"))
+            await until(lambda: not a.away)
+            await taken(a, tenant, tokens=1)
+    finally:
+        await connection.call(lambda client: client.config_set("maxmemory", "0"))
+
+
+@pytest.mark.parametrize("damage", ["no book", "wrong type", "wrong inside"])
+async def test_a_book_that_cannot_be_read_stops_its_tenant_alone(
+    valkey_url, connection, damage, caplog
+):
+    gold, tin = Tenant("gold", tokens_per_day=1000), Tenant("tin", tokens_per_day=1000)
+    async with replica(valkey_url, "a") as a:
+        await taken(a, gold, tokens=100)
+        await taken(a, tin, tokens=100)
+        await until(lambda: not a.book(gold).changed and not a.book(tin).changed)
+        held = a.book(gold).slices["tokens_per_day"].free
+        whole = await connection.call(lambda client: client.dump("wm:limits:gold"))
+        await harm(connection, "wm:limits:gold", damage)
+        a.settle(await taken(a, tin, tokens=200), {TOKENS: 150})
         for _ in range(3):
             with pytest.raises(StoreUnavailable):
-                await a.reserve(tenant, {TOKENS: 1})
-        assert a.away
-        await connection.call(lambda client: client.delete("wm:limits:gold"))
-        end = time.monotonic() + 10
-        while a.away:
-            assert time.monotonic() < end
-            await asyncio.sleep(0.05)
-        await taken(a, tenant, tokens=1)
+                await a.reserve(gold, {TOKENS: held + 1})  # it would have to be asked for
+            await taken(a, tin, tokens=1)
+        await taken(a, gold, tokens=held)  # as with the store away
+        await until(lambda: not a.book(tin).changed)
+        assert not a.away
+        told = [record.message for record in caplog.records if record.levelname == "ERROR"]
+        assert len(told) == 1
+        assert "limits of tenant gold" in told[0]
+        await connection.call(lambda client: client.restore("wm:limits:gold", 0, whole, True))
+        await until(lambda: not a.book(gold).changed)
+        refusal = await refused(a, gold, tokens=901 - held)  # what was used meanwhile is charged
+        assert refusal.slice.grant.used == 100 + held
+
+
+async def harm(connection: Connection, key: str, how: str) -> None:
+    """Damage the book at `key` in one of the ways in which somebody may."""
+    if how == "wrong inside":
+        packed = "return redis.call('SET', KEYS[1], cmsgpack.pack({ replicas = 7 }))"
+        await connection.call(lambda client: client.eval(packed, 1, key))
+    elif how == "no book":
+        await connection.call(lambda client: client.set(key, "no book at all"))
+    else:
+        await connection.call(lambda client: client.delete(key))
+        await connection.call(lambda client: client.rpush(key, "a list"))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.05)
 
 
 def test_a_place_is_taken_over_from_the_one_before(tmp_path):
