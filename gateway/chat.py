@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
-from engine.core.plan import TokenLogprob
+from engine.core.plan import IntArray, TokenLogprob
 from engine.runtime.text.codec import TextCodec
 from gateway.choices import Delta
 from gateway.openai_answer import OpenAIWriter, ending
@@ -25,8 +25,8 @@ class ChatShape:
     def parse(self, body: bytes) -> ChatRequest:
         return parse_chat(body)
 
-    def tokens(self, request: ChatRequest, model: ServedModel) -> Sequence[int]:
-        return model.codec.encode_chat([message.plain() for message in request.messages])
+    def tokens(self, request: ChatRequest, model: ServedModel, owner: str) -> IntArray:
+        return model.codec.encode_chat([message.plain() for message in request.messages], owner)
 
     def writer(self, prepared: Prepared, answer_id: str, created: int) -> OpenAIWriter:
         return OpenAIWriter(self, prepared, answer_id, created)

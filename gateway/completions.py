@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
+import numpy as np
+
+from engine.core.plan import IntArray
 from gateway.choices import Delta, characters
 from gateway.errors import ApiError, Reason
 from gateway.openai_answer import OpenAIWriter, ending
@@ -24,10 +27,15 @@ class CompletionShape:
     def parse(self, body: bytes) -> CompletionRequest:
         return parse_completion(body)
 
-    def tokens(self, request: CompletionRequest, model: ServedModel) -> Sequence[int]:
+    def tokens(
+        self,
+        request: CompletionRequest,
+        model: ServedModel,
+        owner: str,  # noqa: ARG002  # a prompt has no turns
+    ) -> IntArray:
         if isinstance(request.prompt, str):
-            return model.codec.encode(request.prompt, add_special=True)
-        return _checked(request.prompt, model)
+            return np.array(model.codec.encode(request.prompt, add_special=True), np.int32)
+        return np.array(_checked(request.prompt, model), np.int32)
 
     def writer(self, prepared: Prepared, answer_id: str, created: int) -> OpenAIWriter:
         return OpenAIWriter(self, prepared, answer_id, created)

@@ -3,8 +3,6 @@
 import random
 from collections.abc import Mapping
 
-import numpy as np
-
 from engine.core.plan import Sampling
 from engine.runtime.text.errors import TextError
 from gateway.errors import ApiError, Reason
@@ -30,15 +28,13 @@ def prepare_for(
     _check_output_limit(request, model, principal.tenant)
     _check_token_ids(request, model.codec.vocab_size)
     try:
-        tokens = shape.tokens(request, model)
+        tokens = shape.tokens(request, model, principal.tenant.id)
     except TextError as error:
         raise ApiError(Reason.INVALID_VALUE, f"The prompt cannot be used: {error}.") from None
-    if not tokens:
+    if len(tokens) == 0:
         raise ApiError(Reason.INVALID_VALUE, "The prompt must not be empty.", param="prompt")
     max_tokens = _output_tokens(request, len(tokens), model, principal.tenant, shape)
-    return Prepared(
-        request, model, np.asarray(tokens, np.int32), max_tokens, _sampling(request, model)
-    )
+    return Prepared(request, model, tokens, max_tokens, _sampling(request, model))
 
 
 def find_model(

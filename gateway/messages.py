@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
+from engine.core.plan import IntArray
 from gateway.choices import Delta, Usage
 from gateway.messages_schema import parse_messages
 from gateway.schema import ChatRequest
@@ -23,8 +24,8 @@ class MessagesShape:
     def parse(self, body: bytes) -> ChatRequest:
         return parse_messages(body)
 
-    def tokens(self, request: ChatRequest, model: ServedModel) -> Sequence[int]:
-        return model.codec.encode_chat([message.plain() for message in request.messages])
+    def tokens(self, request: ChatRequest, model: ServedModel, owner: str) -> IntArray:
+        return model.codec.encode_chat([message.plain() for message in request.messages], owner)
 
     def writer(
         self,

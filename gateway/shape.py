@@ -56,8 +56,11 @@ class Shape(Protocol[RequestT]):
         """Raises ApiError 400."""
         ...
 
-    def tokens(self, request: RequestT, model: ServedModel) -> Sequence[int]:
-        """The prompt's token ids. Raises ApiError 400, TextError."""
+    def tokens(self, request: RequestT, model: ServedModel, owner: str) -> IntArray:
+        """The prompt's token ids, int32 of shape [tokens]. Raises ApiError 400, TextError.
+
+        What `owner` sent before may be remembered for it.
+        """
         ...
 
     def writer(self, prepared: Prepared, answer_id: str, created: int) -> Writer:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from loadgen.http_load import Load
+from loadgen.http_load import NUMBER, Load
 from loadgen.limits import Finding, between
 from loadgen.server import Server, serving
 
@@ -38,7 +38,7 @@ LIMITS = (
     "--tokens-per-day=1000000000000",
     "--money-per-month=1000000",
 )
-PROMPT = "Say in one sentence what a watermaster did for the fields of a village."
+PROMPT = f"Say in one sentence what a watermaster did for field {NUMBER} of a village."
 STREAMED = 256  # tokens of a stream
 MANY = 64  # clients
 RATE_LIMIT = 40.0  # percent of the bare rate

@@ -2,14 +2,18 @@
 
 Run as `python -m loadgen.http_load` with one JSON object on standard input: `port`, `path`,
 `headers`, `body` (text), `clients`, `seconds` and `warm_up`. Each client keeps one connection and
-sends the same request again as soon as its answer is complete. Prints a `Load` as JSON.
+sends the next request as soon as an answer is complete: the same but for the call's number, which
+stands where the body says `NUMBER`. Prints a `Load` as JSON.
 """
 
 import asyncio
 import json
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import count
 from math import nan
 from typing import Any, cast
 
@@ -18,6 +22,22 @@ import uvloop
 from loadgen.stats import quantile
 
 LAST_CHUNK = b"0\r\n\r\n"
+NUMBER = "<number>"  # as long as what is put in its place
+DIGITS = len(NUMBER)
+
+
+class Requests:
+    """The bytes of one request after the other, none of them sent twice."""
+
+    def __init__(self, order: Mapping[str, Any]) -> None:
+        body = order["body"].encode()
+        lines = [f"POST {order['path']} HTTP/1.1", "host: bench", f"content-length: {len(body)}"]
+        lines += [f"{name}: {value}" for name, value in order["headers"].items()]
+        self._parts = ("\r\n".join(lines).encode() + b"\r\n\r\n" + body).split(NUMBER.encode())
+        self._numbers = count()
+
+    def next(self) -> bytes:
+        return f"{next(self._numbers):0{DIGITS}}".encode().join(self._parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +58,8 @@ class Load:
 class _Caller(asyncio.Protocol):
     """One connection. It notes when each answer was complete and how long that took."""
 
-    def __init__(self, request: bytes, done: list[tuple[float, float]]) -> None:
-        self._request = request
+    def __init__(self, requests: Requests, done: list[tuple[float, float]]) -> None:
+        self._requests = requests
         self._done = done
         self._pending = bytearray()
         self._left = -1  # bytes to the end of the answer, where it has a length; -1 is unknown
@@ -75,8 +95,9 @@ class _Caller(asyncio.Protocol):
         self._pending.clear()
         self._head_read = False
         self._left = -1
+        request = self._requests.next()
         self._sent = time.perf_counter()
-        self._transport.write(self._request)
+        self._transport.write(request)
 
     def _read_head(self) -> bool:
         end = self._pending.find(b"\r\n\r\n")
@@ -98,17 +119,14 @@ class _Caller(asyncio.Protocol):
 
 async def run(order: dict[str, Any]) -> Load:
     """Call until the time is over. ConnectionError when an answer is not a 200."""
-    body = order["body"].encode()
-    lines = [f"POST {order['path']} HTTP/1.1", "host: bench", f"content-length: {len(body)}"]
-    lines += [f"{name}: {value}" for name, value in order["headers"].items()]
-    request = "\r\n".join(lines).encode() + b"\r\n\r\n" + body
-    loop, done = asyncio.get_running_loop(), list[tuple[float, float]]()
-    callers = [
-        (await loop.create_connection(lambda: _Caller(request, done), "127.0.0.1", order["port"]))[
-            1
-        ]
-        for _ in range(order["clients"])
-    ]
+    requests, done = Requests(order), list[tuple[float, float]]()
+    connect = partial(
+        asyncio.get_running_loop().create_connection,
+        lambda: _Caller(requests, done),
+        "127.0.0.1",
+        order["port"],
+    )
+    callers = [(await connect())[1] for _ in range(order["clients"])]
     await asyncio.sleep(order["warm_up"])
     began = time.perf_counter()
     over, _ = await asyncio.wait(

@@ -10,7 +10,7 @@ from engine.core.plan import Join, Sampling
 from engine.sim.instant import ArbitraryTokens
 from loadgen import http_load
 from loadgen.gateway_bench import Pair, Target, bare_server, findings
-from loadgen.http_load import Load
+from loadgen.http_load import NUMBER, Load, Requests
 
 
 def joined(slot: int, seed: int) -> Join:
@@ -42,6 +42,15 @@ def test_shares_and_added_times_are_relative_to_the_bare_endpoint():
     assert pair.added_to_a_token() == [pytest.approx(1e6 / 256 * 0.003)]
     kept = [finding.kept for finding in findings([pair] * 4)]
     assert kept == [False, False, True, False, True]
+
+
+def test_no_request_is_sent_twice_and_all_have_the_length_they_tell():
+    order = {"path": "/x", "headers": {"a": "b"}, "body": f'{{"text": "{NUMBER}"}}'}
+    requests = Requests(order)
+    heads, bodies = zip(*(requests.next().split(b"\r\n\r\n") for _ in range(3)), strict=True)
+    assert bodies == tuple(b'{"text": "%08d"}' % number for number in range(3))
+    assert len(set(heads)) == 1
+    assert b"content-length: 20" in heads[0]
 
 
 @pytest.mark.server

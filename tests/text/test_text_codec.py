@@ -182,7 +182,7 @@ def test_special_tokens_may_be_described_at_length(folder, tmp_path):
         )
 
     codec = change(folder, tmp_path, "tokenizer_config.json", describe)
-    assert codec.encode_chat([]) == [TURN]
+    assert codec.encode_chat([]).tolist() == [TURN]
     assert codec.eos_ids == {END, TURN}
 
 

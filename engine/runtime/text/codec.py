@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, normalizers
 
+from engine.core.plan import IntArray
 from engine.runtime.text.control import UNGUARD, ControlGuard
 from engine.runtime.text.errors import ChatTemplateError, CodecError, EncodingError
 from engine.runtime.text.folder import read_folder
@@ -14,6 +16,7 @@ from engine.runtime.text.gguf_tokenizer import read_gguf
 from engine.runtime.text.pieces import token_table
 from engine.runtime.text.source import TokenizerSource
 from engine.runtime.text.template import ChatTemplate
+from engine.runtime.text.turns import Turns
 
 # Characters up to which encode() is called, which keeps the interpreter's lock. The batch call lets
 # other threads run meanwhile, and then waits for them: far longer than a short text takes.
@@ -46,6 +49,9 @@ class TextCodec:
             if source.chat_template is None
             else ChatTemplate(source.chat_template, source.special_tokens)
         )
+        self._turns = Turns(
+            _ends_of_text(source.tokenizer), partial(self._encode, add_special=False)
+        )
         self.vocab_size = len(self._bytes)
         self.eos_ids = source.eos_ids
         self.context_length = source.context_length
@@ -63,11 +69,12 @@ class TextCodec:
         """
         return self._encode(self._guard.guard(text), add_special)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Encode a conversation up to the point where the assistant speaks.
+    def encode_chat(self, messages: Sequence[Mapping[str, str]], owner: str = "") -> IntArray:
+        """Encode a conversation up to the point where the assistant speaks: int32, [tokens].
 
-        Messages are mappings with `role`, `content` and whatever else the template knows. Raises
-        ChatTemplateError, or EncodingError if a text holds an unpaired surrogate.
+        Messages are mappings with `role`, `content` and whatever else the template knows. Turns
+        that `owner` sent before are not encoded again. Raises ChatTemplateError, or EncodingError
+        if a text holds an unpaired surrogate.
         """
         if self._template is None:
             raise ChatTemplateError("this model has no chat template: send a plain prompt instead")
@@ -78,7 +85,7 @@ class TextCodec:
             }
             for message in messages
         ]
-        return self._encode(self._template.render(guarded), add_special=False)
+        return self._turns.encode(self._template.render(guarded), owner)
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that the token stands for: none for special tokens and unused ids."""
@@ -141,6 +148,14 @@ def _build(description: dict[str, Any], special: Mapping[int, str]) -> Tokenizer
         steps.append(tokenizer.normalizer)
     tokenizer.normalizer = normalizers.Sequence(steps)
     return tokenizer
+
+
+def _ends_of_text(description: dict[str, Any]) -> dict[int, str]:
+    """Special tokens at which a text can be cut, by id: none if one of them looks back."""
+    special = [entry for entry in description["added_tokens"] if entry["special"]]
+    if any(entry.get("lstrip") or entry.get("single_word") for entry in special):
+        return {}
+    return {entry["id"]: entry["content"] for entry in special}
 
 
 def _merged(merge: str | list[str]) -> str:
