@@ -2,19 +2,14 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
+from gateway.cli.bench_common import AMOUNT, COUNT, print_findings
+from gateway.cli.bench_peers import flood, peers
 from gateway.cli.bench_simulator import simulator
-from gateway.cli.common import CliError, json_option, note, print_json, print_table
+from gateway.cli.common import json_option, note, print_json, print_table
 from gateway.cli.live_model import live_errors, live_options, load_live
-
-if TYPE_CHECKING:
-    from loadgen.limits import Finding
-
-COUNT = click.IntRange(min=1)
-AMOUNT = click.FloatRange(min=0, min_open=True)
 
 
 @click.group()
@@ -23,6 +18,8 @@ def bench() -> None:
 
 
 bench.add_command(simulator)
+bench.add_command(peers)
+bench.add_command(flood)
 
 
 @bench.command()
@@ -94,7 +91,7 @@ def kernel(steps: int, repeat: int, *, as_json: bool) -> None:
     """
     from loadgen.kernel_bench import measure
 
-    _print_findings(measure(steps, repeat, note), as_json, {})
+    print_findings(measure(steps, repeat, note), as_json, {})
 
 
 @bench.command("step-time")
@@ -124,7 +121,7 @@ def step_time(
     model = load_live(config_file, source, threads)
     with live_errors():
         result = measure(model, rate, seconds, note)
-    _print_findings(findings(result), as_json, {"steps": result.steps})
+    print_findings(findings(result), as_json, {"steps": result.steps})
 
 
 @bench.command()
@@ -183,7 +180,7 @@ def reality(
         "rate": outcome.rate,
         "runs": [bench_reality.figures(one) for one in found],
     }
-    _print_findings(bench_reality.findings(found), as_json, details)
+    print_findings(bench_reality.findings(found), as_json, details)
 
 
 @bench.command()
@@ -221,7 +218,7 @@ def engine(
             click.echo(line)
         print_table(engine_bench.HEADER, engine_bench.rows(result))
         click.echo()
-    _print_findings(engine_bench.findings(result), as_json, engine_bench.figures(result))
+    print_findings(engine_bench.findings(result), as_json, engine_bench.figures(result))
 
 
 @bench.command()
@@ -242,7 +239,7 @@ def gateway(seconds: float, repeat: int, *, as_json: bool) -> None:
         print_table(gateway_bench.HEADER, gateway_bench.rows(pairs))
         click.echo()
     details = {"loads": [asdict(pair) for pair in pairs]}
-    _print_findings(gateway_bench.findings(pairs), as_json, details)
+    print_findings(gateway_bench.findings(pairs), as_json, details)
 
 
 @bench.command()
@@ -261,68 +258,4 @@ def cancel(fan_outs: int, *, as_json: bool) -> None:
         print_table(cancel_bench.HEADER, cancel_bench.rows(races))
         click.echo()
     details = {"races": [asdict(race) for race in races]}
-    _print_findings(cancel_bench.findings(races), as_json, details)
-
-
-@bench.command()
-@click.option(
-    "--peer",
-    "peers",
-    multiple=True,
-    metavar="NAME=URL",
-    help="Another server's base URL, with /v1.",
-)
-@click.option(
-    "--load", "names", multiple=True, metavar="NAME", help="One of the loads.  [default: all]"
-)
-@click.option("--repeat", type=COUNT, default=3, show_default=True, help="Runs; the median counts.")
-@click.option(
-    "--config",
-    "config_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Configuration of our server, without [store] and the port.  [default: as installed]",
-)
-@json_option
-def peers(
-    peers: tuple[str, ...],
-    names: tuple[str, ...],
-    repeat: int,
-    config_file: Path | None,
-    *,
-    as_json: bool,
-) -> None:
-    """Our server beside other OpenAI-compatible ones, in turns, under the same load.
-
-    Starts our server; start the others first, with the same model. Loads: "one stream" and
-    "prompts of 512" tokens one after another, "32 at once" and "128 at once" with prompts of 64 to
-    256 and outputs of 16 to 256 tokens. Prompts are token ids. Peers named vllm and llama.cpp are
-    compared with what is wanted.
-    """
-    from loadgen import peers as bench_peers
-    from loadgen.peer_client import PeerError
-
-    known = {load.name: load for load in bench_peers.LOADS}
-    unknown = [name for name in names if name not in known]
-    if unknown or not all("=" in peer for peer in peers):
-        raise click.UsageError(f"--load is one of {', '.join(known)}; --peer is NAME=URL")
-    loads = [known[name] for name in names] or list(known.values())
-    urls = dict(peer.split("=", 1) for peer in peers)
-    ours = config_file.read_text() if config_file else ""
-    try:
-        runs = bench_peers.measure(urls, loads, repeat, ours, note)
-    except PeerError as error:
-        raise CliError(str(error)) from None
-    if not as_json:
-        print_table(bench_peers.HEADER, bench_peers.rows(runs))
-        click.echo()
-    details = {"runs": [asdict(run) for run in runs]}
-    _print_findings(bench_peers.findings(runs, loads), as_json, details)
-
-
-def _print_findings(findings: "list[Finding]", as_json: bool, details: dict[str, Any]) -> None:
-    from loadgen.limits import ROW_HEADER, to_json
-
-    if as_json:
-        print_json({**details, "findings": to_json(findings)})
-    else:
-        print_table(ROW_HEADER, (finding.row() for finding in findings))
+    print_findings(cancel_bench.findings(races), as_json, details)

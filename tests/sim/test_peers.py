@@ -2,6 +2,8 @@
 
 import pytest
 
+from loadgen import flood
+from loadgen.flood import Flood, Visits, ratios
 from loadgen.peer_client import PeerError
 from loadgen.peers import Load, Run, findings, measure, rows
 
@@ -38,3 +40,22 @@ def test_ratios_are_taken_run_by_run():
     assert (rate.value, rate.limit, rate.bound, rate.note) == (1.5, 1.35, "least", "0.9 to 2")
     assert (first.value, first.bound, first.kept) == (0.8, "most", True)
     assert rows(runs)[1] == ("32 at once", "vllm", "100 (100 to 100)", "1,000 ms")
+
+
+@pytest.mark.server
+def test_a_visitor_calls_alone_and_beside_a_flood_of_another_tenant():
+    (visits,) = flood.measure({}, Flood(4, 0.2, 0.5), 1, SIMULATED, lambda _line: None)
+    assert len(visits.alone) == flood.ALONE
+    assert len(visits.beside) == len(visits.whole) >= 1
+    assert all(0 < a <= b for a, b in zip(visits.beside, visits.whole, strict=True))
+    assert visits.flood_rates[0] > 0
+    assert flood.rows([visits])[0][0] == "watermaster"
+
+
+def test_waits_beside_a_flood_are_told_over_those_alone_and_over_ours():
+    ours = Visits("watermaster", alone=[0.5], beside=[1.0, 2.0, 3.0])
+    other = Visits("vllm", alone=[1.0, 1.0], beside=[20.0])
+    assert ratios([ours, other]) == [
+        "watermaster: 4.0 x alone, 1.0 x watermaster's beside the flood",
+        "vllm: 20.0 x alone, 10.0 x watermaster's beside the flood",
+    ]
