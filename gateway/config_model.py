@@ -33,9 +33,15 @@ class ModelSettings(Section):
     the card computes one, and needs Triton. `simulated` runs it nowhere:
     answers are arbitrary tokens, at once, to try out clients, limits and the gateway itself."""
 
-    dtype: Literal["auto", "bf16", "fp32"] = "auto"
-    """Number format of weights and KV cache; `auto` is bf16 where the machine multiplies it
-    natively, and fp32 elsewhere."""
+    dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
+    """Number format of the weights, and of the KV cache unless `kv_dtype` says otherwise; `auto` is
+    bf16 where the machine multiplies it natively, and fp32 elsewhere. fp16 needs a GPU."""
+
+    kv_dtype: Literal["auto", "fp8", "fp8_e5m2"] = "auto"
+    """Number format of the KV cache; `auto` is that of the weights. The others hold twice as many
+    tokens as bf16 or fp16, less exactly, and need a GPU: fp8 (e4m3) of compute capability 8.9 or
+    later, fp8_e5m2 of any. Numbers are stored unscaled and saturate; `docs/gpu.md` says what that
+    costs the default model."""
 
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """CPU threads of the forward pass; 0 is torch's own choice, one for each core."""

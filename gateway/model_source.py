@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 CPU_SHARE = 0.25
 CPU_CEILING = GIB
+E4M3 = (8, 9)  # the first compute capability that converts float8_e4m3fn
+MOVED_BLOCKS = 64  # to measure how long a move takes
 
 
 class ModelSourceError(Exception):
@@ -39,6 +41,7 @@ class ModelSource:
     path: Path
     config: "ModelConfig"
     dtype: "torch.dtype"
+    kv_dtype: "torch.dtype"
     device: "torch.device"
     revision: str
 
@@ -55,12 +58,15 @@ def open_model_store(settings: ModelSettings) -> ModelStore:
 def find_model(settings: ModelSettings) -> ModelSource:
     """Look the model up and decide how to run it, without reading its weights.
 
-    Raises ModelStoreError, UnsupportedModelError or WeightsError.
+    Raises ModelStoreError, UnsupportedModelError, WeightsError, or ModelSourceError for a number
+    format that the device does not compute with.
     """
     path = open_model_store(settings).path(settings.source)
     device = _device(settings.device)
-    dtype = _dtype(settings.dtype, device)
-    return ModelSource(path, _read_config(path), dtype, device, _revision(path, str(dtype)))
+    dtype = model_dtype(settings.dtype, device)
+    kv_dtype = cache_dtype(settings.kv_dtype, dtype, device)
+    revision = _revision(path, f"{dtype} {kv_dtype}")
+    return ModelSource(path, _read_config(path), dtype, kv_dtype, device, revision)
 
 
 def kernel_config(
@@ -77,7 +83,7 @@ def kernel_config(
 
     model = source.config
     sized = settings.to_config(vocab_size=model.vocab_size, model_context=model.context_length)
-    size = block_bytes(model, source.dtype, settings.block_size)
+    size = block_bytes(model, source.kv_dtype, settings.block_size)
     useful = settings.max_running * -(-sized.max_context // settings.block_size)
     on_card = source.device.type == "cuda"
     if on_card:
@@ -86,16 +92,18 @@ def kernel_config(
         num_blocks = settings.kv_memory // size
     else:
         num_blocks = min(_memory_for_kv(source) // engines // size, useful)
+    host_blocks = settings.host_memory // size
     return replace(
         settings.to_config(
             policy,
-            host_blocks=settings.host_memory // size,
+            host_blocks=host_blocks,
             num_blocks=max(1, num_blocks),
             vocab_size=model.vocab_size,
             model_context=model.context_length,
         ),
         max_in_flight=2 if on_card else 1,
         host_overlap=on_card,
+        host_block_ns=_move_time(source, settings.block_size) if on_card and host_blocks else 0.0,
     )
 
 
@@ -114,11 +122,24 @@ def _blocks_on_card(
     plan = plan_memory(
         source.config, source.dtype, sized, total=total // engines, free=free // engines
     )
-    size = block_bytes(source.config, source.dtype, settings.block_size)
+    size = block_bytes(source.config, source.kv_dtype, settings.block_size)
     try:
         return plan.blocks(size, settings.kv_memory, useful)
     except NotEnoughMemoryError as error:
         raise ModelSourceError(str(error)) from error
+
+
+def _move_time(source: ModelSource, block_size: int) -> float:
+    """Nanoseconds that a KV block takes between card and host."""
+    import torch
+
+    from engine.runtime.host_link import seconds_a_block
+    from engine.runtime.kv_cache import KVCache
+
+    sizes = (MOVED_BLOCKS, block_size, source.dtype, source.device, MOVED_BLOCKS, source.kv_dtype)
+    seconds = seconds_a_block(KVCache(source.config, *sizes))
+    torch.cuda.empty_cache()  # the KV pool takes all that is left
+    return seconds * 1e9
 
 
 def executor_factory(
@@ -144,7 +165,7 @@ def executor_factory(
         executor: GpuExecutor | TorchExecutor
         try:
             if source.device.type == "cuda":
-                executor = cuda_executor(load_model(*place), kernel)
+                executor = cuda_executor(load_model(*place), kernel, kv_dtype=source.kv_dtype)
             else:
                 executor = TorchExecutor(load_quickest(*place), kernel)
             executor.warm_up()
@@ -204,12 +225,35 @@ def _device(name: str) -> "torch.device":
     return torch.device(name)
 
 
-def _dtype(name: str, device: "torch.device") -> "torch.dtype":
+def model_dtype(name: str, device: "torch.device") -> "torch.dtype":
+    """What `model.dtype` says for `device`. Raises ModelSourceError."""
     import torch
 
     if name == "auto":
         name = "bf16" if device.type == "cuda" or _multiplies_bf16() else "fp32"
-    return {"bf16": torch.bfloat16, "fp32": torch.float32}[name]
+    if name == "fp16" and device.type == "cpu":
+        raise ModelSourceError(
+            "model.dtype is fp16, which this engine computes on a GPU only; take bf16 or fp32"
+        )
+    return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[name]
+
+
+def cache_dtype(name: str, model: "torch.dtype", device: "torch.device") -> "torch.dtype":
+    """What `model.kv_dtype` says for a model of format `model`. Raises ModelSourceError."""
+    import torch
+
+    if name == "auto":
+        return model
+    if device.type == "cpu":
+        raise ModelSourceError(
+            f"model.kv_dtype is {name}, which needs a GPU, and the model runs on the CPU; take auto"
+        )
+    if name == "fp8" and device.type == "cuda" and torch.cuda.get_device_capability(device) < E4M3:
+        raise ModelSourceError(
+            "model.kv_dtype is fp8, which needs compute capability 8.9, and "
+            f"{torch.cuda.get_device_name(device)} has less; take fp8_e5m2"
+        )
+    return torch.float8_e4m3fn if name == "fp8" else torch.float8_e5m2
 
 
 def _multiplies_bf16() -> bool:

@@ -148,7 +148,8 @@ async def _build_model(
 ) -> ServedModel:
     source = await asyncio.to_thread(find_model, model)
     codec = await asyncio.to_thread(TextCodec.load, source.path)
-    logger.info("loading %s as %s on %s", source.path, source.dtype, source.device)
+    formats = f"{source.dtype}, KV as {source.kv_dtype}"
+    logger.info("loading %s as %s on %s", source.path, formats, source.device)
     observer, prices = observers.of(model.id), settings.prices
     price = prices.of_model() if model is settings.model else prices.of_fallback()
     journal = ledger.journal(model.id, price)

@@ -15,13 +15,14 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
-from statistics import fmean, median
+from statistics import fmean
 
 import numpy as np
 
 from engine.core.config import KernelConfig
-from engine.core.plan import IntArray, Transfer
+from engine.core.plan import IntArray
 from engine.host.generation import Generation
+from engine.runtime.host_link import seconds_a_block
 from engine.runtime.kv_cache import KVCache
 from engine.sim.profile import HostLink, StepShape
 from loadgen.live import LiveEngine, LiveError, LiveModel, Step, drain, on_passing_thread
@@ -270,14 +271,8 @@ def host_link(model: LiveModel) -> HostLink:
     """How fast KV moves to the host. Executors move it before they compute."""
     llama, size = model.model, model.kernel.block_size
     cache = KVCache(llama.config, LINK_BLOCKS, size, llama.dtype, llama.device, LINK_BLOCKS)
-    moves = [Transfer(block, block, to_host=True) for block in range(LINK_BLOCKS)]
-    times = []
-    for _ in range(4):
-        began = time.perf_counter()
-        cache.transfer(moves)
-        times.append(time.perf_counter() - began)
-    moved = cache.host.nbytes
-    return HostLink(moved / median(times[1:]), moved // (LINK_BLOCKS * size), overlap=False)
+    moved = cache.host[0].nbytes
+    return HostLink(moved / seconds_a_block(cache), moved // size, overlap=False)
 
 
 def about(model: LiveModel, profiled: Profiled) -> dict[str, object]:

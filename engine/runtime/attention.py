@@ -84,10 +84,10 @@ class GatherAttention:
         self._kv_heads = config.num_kv_heads
         self._head_dim = config.head_dim
         self._scale = 1.0 / math.sqrt(config.head_dim)
-        self._dtype = cache.blocks.dtype
+        self._dtype = cache.dtype
         self._device = cache.blocks.device
         self._group_blocks = max(1, GROUP_BYTES // cache.blocks[0, 0].nbytes)
-        self._scratch = cache.blocks.new_empty(0)
+        self._scratch = cache.rows(0).new_empty(0)
         future = torch.full((TILE, TILE), -math.inf, dtype=self._dtype, device=self._device)
         self._future = future.triu(1)
 
@@ -119,7 +119,8 @@ class GatherAttention:
 
     def attend(self, layer: int, qkv: Tensor, step: GatherStep) -> Tensor:
         cells, rows = self._cache.cells(layer), self._cache.rows(layer)
-        cells.index_copy_(0, step.write, qkv[:, self._heads :].reshape(-1, self._head_dim))
+        new = qkv[:, self._heads :].reshape(-1, self._head_dim)
+        cells.index_copy_(0, step.write, self._cache.narrow(new))
         queries = qkv[:, : self._heads]
         out = queries.new_empty(queries.shape)
         for group in step.groups:
@@ -162,7 +163,7 @@ class GatherAttention:
             self._scratch = rows.new_empty(size)
         buffer = self._scratch[:size].view(len(gather), -1)
         torch.index_select(rows, 0, gather, out=buffer)
-        keys, values = buffer.view(2, planes, -1, self._head_dim)
+        keys, values = self._cache.widen(buffer).view(2, planes, -1, self._head_dim)
         return keys, values
 
     def _decode_group(

@@ -1,5 +1,6 @@
 """The paged KV cache: a pool of blocks on the device, and optionally one on the host."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice
 
@@ -13,6 +14,7 @@ from engine.runtime.model_config import ModelConfig
 from engine.runtime.upload import upload
 
 AT_ONCE = 16  # blocks that are moved through one buffer
+PIECE = 256 << 20  # bytes of host memory taken at once
 
 
 class KVCache:
@@ -20,8 +22,11 @@ class KVCache:
 
     `blocks` is [layers, num_blocks, 2 * kv_heads, block_size, head_dim]; along the third axis come
     the key heads, then the value heads. One head of one block is contiguous, so attention gathers
-    it as a single row and needs no transposition afterwards. `host` is [host_blocks, layers, ...]:
-    a whole block is contiguous there, and moves as one piece.
+    it as a single row and needs no transposition afterwards. `host` holds whole blocks, [layers,
+    ...] each, which move as one piece.
+
+    `dtype` is the model's number format, `stored` that of the blocks where it is another: an 8-bit
+    float, unscaled. Torch indexes no 8-bit floats, so `rows`, `cells` and `host` hold their bits.
     """
 
     def __init__(
@@ -32,36 +37,47 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
         host_blocks: int = 0,
+        stored: torch.dtype | None = None,
     ) -> None:
+        self.dtype = dtype
+        self.stored = stored or dtype
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.planes = 2 * config.num_kv_heads
         shape = (self.planes, block_size, config.head_dim)
         whole = (config.num_layers, num_blocks, *shape)
-        self.blocks = (
-            large_pages.zeros(whole, dtype)
+        bits = self.stored if self.stored.itemsize > 1 else torch.uint8
+        self._bits = (
+            large_pages.zeros(whole, bits)
             if device.type == "cpu"
-            else torch.zeros(whole, dtype=dtype, device=device)
+            else torch.zeros(whole, dtype=bits, device=device)
         )
-        self.host = torch.zeros(
-            host_blocks,
-            config.num_layers,
-            *shape,
-            dtype=dtype,
-            pin_memory=device.type == "cuda" and host_blocks > 0,
-        )
+        self.blocks = self._bits.view(self.stored)
+        one = (config.num_layers, *shape)
+        self.host = _host_blocks(host_blocks, one, bits, pinned=device.type == "cuda")
 
     @property
     def nbytes(self) -> int:
-        return self.blocks.nbytes + self.host.nbytes
+        return self._bits.nbytes + sum(block.nbytes for block in self.host)
 
     def rows(self, layer: int) -> Tensor:
         """One layer as [num_blocks * planes, block_size * head_dim]: the unit of gathering."""
-        return self.blocks[layer].view(self.num_blocks * self.planes, -1)
+        return self._bits[layer].view(self.num_blocks * self.planes, -1)
 
     def cells(self, layer: int) -> Tensor:
         """One layer as [num_blocks * planes * block_size, head_dim]: the unit of writing."""
-        return self.blocks[layer].view(-1, self.blocks.shape[-1])
+        return self._bits[layer].view(-1, self._bits.shape[-1])
+
+    def narrow(self, values: Tensor) -> Tensor:
+        """`values` as `cells` hold them; saturated at the largest number of an 8-bit format."""
+        if self.stored == self.dtype:
+            return values
+        most = torch.finfo(self.stored).max
+        return values.clamp(-most, most).to(self.stored).view(torch.uint8)
+
+    def widen(self, kept: Tensor) -> Tensor:
+        """What `rows` or `cells` hold, in the model's number format."""
+        return kept if self.stored == self.dtype else kept.view(self.stored).to(self.dtype)
 
     def clear(self, blocks: Tensor) -> None:
         """Zero `blocks` (int64) before first use.
@@ -69,12 +85,12 @@ class KVCache:
         Attention multiplies unwritten positions of a block by zero, and zero times the NaN that a
         previous owner may have left there is NaN.
         """
-        self.blocks.index_fill_(1, blocks, 0)
+        self._bits.index_fill_(1, blocks, 0)
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy each (source, target) block in order."""
         for source, target in pairs:
-            self.blocks[:, target].copy_(self.blocks[:, source])
+            self._bits[:, target].copy_(self._bits[:, source])
 
     def transfer(self, transfers: Sequence[Transfer]) -> None:
         """Move blocks between device and host, in order. ValueError for an unknown host block."""
@@ -92,16 +108,36 @@ class KVCache:
                 raise ValueError(
                     f"host block {move.host_block} is outside the pool of {len(self.host)}"
                 )
-        blocks = upload(np.array([move.device_block for move in moves]), self.blocks.device)
+        blocks = upload(np.array([move.device_block for move in moves]), self._bits.device)
         if to_host:
-            whole = self.blocks.index_select(1, blocks).transpose(0, 1).contiguous()
+            whole = self._bits.index_select(1, blocks).transpose(0, 1).contiguous()
             for piece, move in zip(whole, moves, strict=True):
                 self.host[move.host_block].copy_(piece, non_blocking=True)
         else:
-            whole = self.blocks.new_empty(len(moves), *self.host.shape[1:])
+            whole = self._bits.new_empty(len(moves), *self.host[0].shape)
             for piece, move in zip(whole, moves, strict=True):
                 piece.copy_(self.host[move.host_block], non_blocking=True)
-            self.blocks.index_copy_(1, blocks, whole.transpose(0, 1))
+            self._bits.index_copy_(1, blocks, whole.transpose(0, 1))
+
+
+def _host_blocks(
+    count: int, shape: tuple[int, ...], dtype: torch.dtype, *, pinned: bool
+) -> list[Tensor]:
+    """In pieces: torch takes pinned memory in powers of two, up to twice of what is asked for."""
+    size = math.prod(shape) * dtype.itemsize
+    at_once = max(1, PIECE // size)
+    blocks: list[Tensor] = []
+    while len(blocks) < count:
+        some = min(at_once, count - len(blocks))
+        try:
+            piece = torch.zeros(some, *shape, dtype=dtype, pin_memory=pinned)
+        except RuntimeError as error:
+            raise MemoryError(
+                f"the host has room for {len(blocks)} of {count} swapped KV blocks of {size} "
+                f"bytes; set kernel.host_memory lower. Torch says: {error}"
+            ) from error
+        blocks += piece.unbind()
+    return blocks
 
 
 def batched(moves: Iterable[Transfer], size: int) -> Iterator[list[Transfer]]:

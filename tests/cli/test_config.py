@@ -109,7 +109,11 @@ def test_variables_of_a_kubernetes_service_are_not_ours() -> None:
         ),
         (
             '[model]\ndtype = "f16"',
-            "model.dtype must be 'auto', 'bf16' or 'fp32', not 'f16' (set by some.toml)",
+            "model.dtype must be 'auto', 'bf16', 'fp16' or 'fp32', not 'f16' (set by some.toml)",
+        ),
+        (
+            '[model]\nkv_dtype = "int8"',
+            "model.kv_dtype must be 'auto', 'fp8' or 'fp8_e5m2', not 'int8' (set by some.toml)",
         ),
     ],
 )

@@ -39,13 +39,13 @@ BLOCK_BYTES = 2 * 30 * 3 * 64 * 16 * 2  # keys and values, layers, heads, head_d
 def source(tmp_path: Path) -> ModelSource:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"x" * 1000)
-    return ModelSource(tmp_path, CONFIG, torch.bfloat16, torch.device("cpu"), "r")
+    return ModelSource(tmp_path, CONFIG, torch.bfloat16, torch.bfloat16, torch.device("cpu"), "r")
 
 
 def test_configured_memory_is_used_to_the_block(source: ModelSource) -> None:
     kernel = kernel_config(source, KernelSettings(kv_memory=10 * BLOCK_BYTES + 1))
     assert (kernel.num_blocks, kernel.vocab_size, kernel.max_context) == (10, 49152, 8192)
-    fp32 = replace(source, dtype=torch.float32)
+    fp32 = replace(source, dtype=torch.float32, kv_dtype=torch.float32)
     assert kernel_config(fp32, KernelSettings(kv_memory=10 * BLOCK_BYTES)).num_blocks == 5
 
 
@@ -73,15 +73,50 @@ def test_a_card_keeps_two_steps_in_flight_and_gives_kv_what_is_left(
     on_card = replace(source, device=torch.device("cuda"))
     gib = 1 << 30
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (7 * gib, 8 * gib))
+    monkeypatch.setattr(model_source, "_move_time", lambda *_sizes: 25_000.0)
     settings = KernelSettings()
     kernel = kernel_config(on_card, settings)
     assert (kernel.max_in_flight, kernel.host_overlap) == (2, True)
+    assert kernel.host_block_ns == 25_000.0
+    assert kernel_config(on_card, KernelSettings(host_memory=0)).host_block_ns == 0
     assert 0 < kernel.num_blocks < 6 * gib // BLOCK_BYTES  # a GiB is kept in reserve
     assert kernel_config(source, settings).max_in_flight == 1
     halves = kernel_config(on_card, settings, engines=2).num_blocks
     assert halves < kernel.num_blocks // 2
     with pytest.raises(ModelSourceError, match=r"kv_memory asks for 7\.00 GiB and 5\.57 GiB"):
         kernel_config(on_card, settings.model_copy(update={"kv_memory": 7 * gib}))
+
+
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+def test_an_8_bit_cache_holds_twice_as_many_blocks(
+    source: ModelSource, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (7 << 30, 8 << 30))
+    monkeypatch.setattr(model_source, "_move_time", lambda *_sizes: 1.0)
+    wide = replace(source, device=torch.device(place))
+    settings = KernelSettings(kv_memory=10 * BLOCK_BYTES, host_memory=6 * BLOCK_BYTES)
+    for form in (torch.float8_e4m3fn, torch.float8_e5m2):
+        kernel = kernel_config(replace(wide, kv_dtype=form), settings)
+        assert (kernel.num_blocks, kernel.host_blocks) == (20, 12)
+    kernel = kernel_config(wide, settings)
+    assert (kernel.num_blocks, kernel.host_blocks) == (10, 6)
+
+
+def test_a_number_format_that_the_device_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, card = torch.device("cpu"), torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "NVIDIA A100")
+    with pytest.raises(ModelSourceError, match=r"model\.dtype is fp16, which .* on a GPU only"):
+        model_source.model_dtype("fp16", cpu)
+    assert model_source.model_dtype("fp16", card) == torch.float16
+    with pytest.raises(ModelSourceError, match=r"model\.kv_dtype is fp8_e5m2, which needs a GPU"):
+        model_source.cache_dtype("fp8_e5m2", torch.float32, cpu)
+    with pytest.raises(ModelSourceError, match="NVIDIA A100 has less; take fp8_e5m2"):
+        model_source.cache_dtype("fp8", torch.float16, card)
+    assert model_source.cache_dtype("fp8_e5m2", torch.float16, card) == torch.float8_e5m2
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (9, 0))
+    assert model_source.cache_dtype("fp8", torch.float16, card) == torch.float8_e4m3fn
+    assert model_source.cache_dtype("auto", torch.float16, card) == torch.float16
 
 
 def test_available_memory_is_a_part_of_the_machine() -> None:

@@ -21,6 +21,8 @@ DRAWN = [
     Sampling(temperature=0.0, logprobs=2),
     Sampling(temperature=1.2, seed=3, top_k=7, min_p=0.02, presence_penalty=0.4),
 ]
+# of the model and of its cache
+NARROW = ((torch.float16, torch.float8_e4m3fn), (torch.bfloat16, torch.float8_e5m2))
 
 
 def main() -> None:
@@ -35,6 +37,15 @@ def main() -> None:
         serial = generate(TorchExecutor(model, CONFIG), CONFIG, PROMPTS, **options)
         texts = generate(late, CONFIG, PROMPTS, **options)
         same += [text.output for text in texts] == [text.output for text in serial]
+    for dtype, kv_dtype in NARROW:
+        narrow = build_model(SHAPE, RandomWeights(SHAPE), dtype, CPU)
+        serial = interpreted_executor(narrow, CONFIG, graphs=False, kv_dtype=kv_dtype)
+        late = interpreted_executor(narrow, CONFIG, 2, kv_dtype=kv_dtype)
+        late.warm_up()
+        texts, expected = (
+            generate(made, CONFIG, PROMPTS, new_tokens=3, chunk=40) for made in (late, serial)
+        )
+        same += [text.output for text in texts] == [text.output for text in expected]
     print(f"same text: {same}")
 
 

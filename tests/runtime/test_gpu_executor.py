@@ -33,7 +33,7 @@ SMALL = replace(
 
 def overlapped(config, seed, **options):
     made = fake_executor(MODEL, config, seed, **options)
-    made.cache.blocks.fill_(math.nan)  # nothing may depend on what the pool holds at first
+    made.cache.blocks.copy_(torch.tensor(math.nan))  # nothing may depend on what it holds at first
     made.warm_up()
     return made
 
@@ -106,6 +106,20 @@ def test_overlapped_text_is_serial_text_whatever_happens(seed):
     assert_same_texts(serial, late)
     assert late.of(SequenceForked)
     assert PreemptMode.SWAP in {event.mode for event in late.of(SequencePreempted)}
+
+
+@pytest.mark.parametrize("form", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_overlapped_text_is_serial_text_with_an_8_bit_cache(form):
+    """Copies, swaps and graphs move its bits; its serial text is not that of the exact cache."""
+    serial = fake_executor(MODEL, SMALL, graphs=False, kv_dtype=form)
+    one = history(World(SMALL, executor=serial), 3)
+    config = replace(SMALL, max_in_flight=2)
+    late = history(World(config, executor=overlapped(config, 3, kv_dtype=form)), 3)
+    assert late.of(SequenceForked)
+    assert PreemptMode.SWAP in {event.mode for event in late.of(SequencePreempted)}
+    assert_same_texts(one, late)
+    exact = history(World(SMALL, executor=TorchExecutor(MODEL, SMALL)), 3)
+    assert exact.tokens != one.tokens
 
 
 def test_one_step_at_a_time_and_without_graphs_the_text_is_the_same():

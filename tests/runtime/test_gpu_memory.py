@@ -51,6 +51,7 @@ def test_weights_are_counted_as_they_lie_on_the_card():
 
 def test_a_block_holds_keys_and_values_of_all_layers():
     assert block_bytes(LLAMA, BF16, 16) == 2 * 32 * 8 * 128 * 16 * 2
+    assert block_bytes(LLAMA, torch.float8_e4m3fn, 16) == 2 * 32 * 8 * 128 * 16
 
 
 def test_activations_follow_the_step_and_the_batch():

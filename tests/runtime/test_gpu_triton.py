@@ -24,4 +24,4 @@ def test_text_over_the_kernels_is_serial_text():
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "same text: 2\n"
+    assert done.stdout == "same text: 4\n"

@@ -18,25 +18,40 @@ class NoKernelsError(ValueError):
     """The kernels cannot run here; the message says what is missing."""
 
 
-def cuda_executor(model: LlamaModel, config: KernelConfig, *, graphs: bool = True) -> GpuExecutor:
+def cuda_executor(
+    model: LlamaModel,
+    config: KernelConfig,
+    *,
+    graphs: bool = True,
+    kv_dtype: torch.dtype | None = None,
+) -> GpuExecutor:
     """On the card that holds the model's weights. NoKernelsError without Triton."""
     from engine.runtime.gpu.cuda import CudaDevice
 
     # what loading or a lost executor left over, so that the KV pool finds one piece
     gc.collect()
     torch.cuda.empty_cache()
-    return _over_kernels(model, config, CudaDevice(model.device), graphs=graphs)
+    return _over_kernels(model, config, CudaDevice(model.device), graphs, kv_dtype)
 
 
 def interpreted_executor(
-    model: LlamaModel, config: KernelConfig, seed: int | None = None, *, graphs: bool = True
+    model: LlamaModel,
+    config: KernelConfig,
+    seed: int | None = None,
+    *,
+    graphs: bool = True,
+    kv_dtype: torch.dtype | None = None,
 ) -> GpuExecutor:
     """The card's kernels on the CPU, where TRITON_INTERPRET is set; see `fake_executor`."""
-    return _over_kernels(model, config, FakeDevice(seed), graphs=graphs)
+    return _over_kernels(model, config, FakeDevice(seed), graphs, kv_dtype)
 
 
 def _over_kernels(
-    model: LlamaModel, config: KernelConfig, device: Device, *, graphs: bool
+    model: LlamaModel,
+    config: KernelConfig,
+    device: Device,
+    graphs: bool,
+    kv_dtype: torch.dtype | None,
 ) -> GpuExecutor:
     try:
         from engine.runtime.kernels.backend import TritonAttention, TritonChoice, TritonOperators
@@ -50,11 +65,17 @@ def _over_kernels(
         lambda cache: TritonAttention(shape, cache, model.rope, rows),
         TritonChoice(rows, shape.vocab_size, device.place),
         graphs=graphs,
+        kv_dtype=kv_dtype,
     )
 
 
 def fake_executor(
-    model: LlamaModel, config: KernelConfig, seed: int | None = None, *, graphs: bool = True
+    model: LlamaModel,
+    config: KernelConfig,
+    seed: int | None = None,
+    *,
+    graphs: bool = True,
+    kv_dtype: torch.dtype | None = None,
 ) -> GpuExecutor:
     """On the CPU, behind the asynchronous fake device (see `FakeDevice` for `seed`)."""
     if model.device != torch.device("cpu"):
@@ -65,4 +86,5 @@ def fake_executor(
         FakeDevice(seed),
         lambda cache: HostAttention(model.config, cache),
         graphs=graphs,
+        kv_dtype=kv_dtype,
     )

@@ -36,7 +36,8 @@ class GpuExecutor:
     """Runs one model over a paged KV cache on `device`. Used by one thread.
 
     `make_attention(cache)` and `choose` are how the device attends and draws. `graphs` False runs
-    every step eagerly. Raises ValueError for a kernel configured beyond the model.
+    every step eagerly. `kv_dtype` is how the cache stores numbers, if not in the model's format.
+    Raises ValueError for a kernel configured beyond the model.
     """
 
     def __init__(
@@ -48,13 +49,14 @@ class GpuExecutor:
         choose: Choose | None = None,
         *,
         graphs: bool = True,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         shape = model.config
         check_fits(shape, config)
         self._model, self._config, self._device = model, config, device
         self.cache = KVCache(
             *(shape, config.num_blocks, config.block_size, model.dtype),
-            *(device.place, config.host_blocks),
+            *(device.place, config.host_blocks, kv_dtype),
         )
         self._attention = make_attention(self.cache)
         self._choose = choose

@@ -88,8 +88,8 @@ class NativeAttention:
 def make_attention(config: ModelConfig, cache: KVCache) -> AttentionBackend[Any]:
     """The quickest there is for the cache's device and number format."""
     kernels = None
-    if cache.blocks.device.type == "cpu" and fits(config, cache):
-        kernels = kernels_for(cache.blocks.dtype)
+    if cache.blocks.device.type == "cpu" and cache.stored == cache.dtype and fits(config, cache):
+        kernels = kernels_for(cache.dtype)
     if kernels is None:
         return GatherAttention(config, cache)
     return NativeAttention(config, cache, kernels)
