@@ -7,6 +7,7 @@ watches the store spares callers with such a key the wait for what it does not a
 """
 
 import asyncio
+import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,9 +17,12 @@ from typing import Protocol, TypeGuard
 from telemetry.clock import NANOSECONDS, Clock
 from tenants import keys
 from tenants.changes import Change
-from tenants.connection import StoreUnavailable
+from tenants.connection import RecordDamaged, StoreUnavailable
 from tenants.model import Principal
 
+log = logging.getLogger(__name__)
+
+_QUIET_SECONDS = 60.0  # between log lines about records that cannot be read
 _PAUSE_SECONDS = 1.0  # between attempts to reach a store that is away
 
 
@@ -99,6 +103,7 @@ class Authenticator:
         self._changes = 0
         self._away: StoreUnavailable | None = None
         self._away_until = 0
+        self._quiet_until = 0
 
     async def authenticate(self, raw: str | None) -> Principal:
         """Whose key `raw` is. Raises AuthError, StoreUnavailable."""
@@ -170,6 +175,10 @@ class Authenticator:
         changes = self._changes
         try:
             entry = _Entry(await self._store.lookup(public_id), now)
+        except RecordDamaged as error:  # the keys of others can be looked up
+            self._away = None
+            self._tell(public_id, error)
+            return error
         except StoreUnavailable as error:
             self._away = error
             self._away_until = self._clock.now() + round(_PAUSE_SECONDS * NANOSECONDS)
@@ -184,6 +193,12 @@ class Authenticator:
             self._unknown.put(public_id, entry)
             self._known.drop(public_id)
         return entry
+
+    def _tell(self, public_id: str, error: RecordDamaged) -> None:
+        now = self._clock.now()
+        if now >= self._quiet_until:
+            self._quiet_until = now + round(_QUIET_SECONDS * NANOSECONDS)
+            log.error("the store's record of key %s or its tenant is damaged: %s", public_id, error)
 
 
 class _Cache:

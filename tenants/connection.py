@@ -49,6 +49,10 @@ class StoreUnavailable(StoreError):  # noqa: N818 - reads better without
 async def _nothing() -> None: ...
 
 
+class RecordDamaged(StoreUnavailable):
+    """The store answers, and one record of it is not what it should be."""
+
+
 class Connection:
     """Runs commands and scripts; raises StoreUnavailable when that cannot be done.
 
@@ -124,7 +128,8 @@ class Connection:
         try:
             return await retrying(once)
         except RedisError as error:
-            raise StoreUnavailable(f"the store does not answer as it should: {error}") from error
+            kind = RecordDamaged if "WRONGTYPE" in str(error) else StoreUnavailable
+            raise kind(f"the store does not answer as it should: {error}") from error
 
 
 async def cancelled(*tasks: asyncio.Task[Any]) -> None:

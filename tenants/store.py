@@ -31,7 +31,7 @@ from tenants.admin_key import AdminKey
 from tenants.calls import Calls
 from tenants.cancellations import Cancellations
 from tenants.changes import CHANNEL, Change, read_change
-from tenants.connection import Connection, StoreError, StoreUnavailable
+from tenants.connection import Connection, RecordDamaged, StoreError, StoreUnavailable
 from tenants.model import INFERENCE, ApiKey, InvalidRecord, Principal, Tenant
 from tenants.records import key_fields, key_of, tenant_fields, tenant_of
 from tenants.settings import SETTINGS
@@ -274,12 +274,18 @@ class Store:
         await self._connection.listen(CHANNEL, lambda text: on_change(read_change(text)))
 
     async def lookup(self, public_id: str) -> Principal | None:
-        """A key and its tenant as they are at one instant; None when there is no such key."""
+        """A key and its tenant as they are at one instant; None when there is no such key.
+
+        Raises StoreUnavailable, of which RecordDamaged concerns this key or its tenant alone.
+        """
         found = await self._connection.run("lookup", [f"wm:key:{public_id}"], ["wm:tenant:"])
         if not found:
             return None
         key, tenant = (_pairs(flat) for flat in found)
-        return Principal(tenant_of(tenant), key_of(public_id, key))
+        try:
+            return Principal(tenant_of(tenant), key_of(public_id, key))
+        except (KeyError, ValueError) as error:
+            raise RecordDamaged(f"the key {public_id} or its tenant: {error!r}") from error
 
     async def _check_schema(self) -> None:
         await self._connection.call(lambda client: client.set("wm:schema", SCHEMA, nx=True))

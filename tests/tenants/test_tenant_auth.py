@@ -6,7 +6,7 @@ import pytest
 
 from telemetry.clock import NANOSECONDS, VirtualClock
 from tenants.auth import Authenticator, AuthError, AuthReason
-from tenants.connection import StoreUnavailable
+from tenants.connection import Connection, StoreUnavailable
 from tenants.keys import new_key
 from tenants.model import Principal, Tenant
 from tenants.store import Store
@@ -174,6 +174,28 @@ async def test_nobody_waits_for_a_store_that_is_known_to_be_away(store: Store) -
     world.wait(2)
     await world.auth.authenticate(world.raw)
     assert world.watched.lookups.total() == 3
+
+
+@pytest.mark.parametrize("damage", ["a value", "its type"])
+async def test_a_damaged_record_stops_its_own_tenant_alone(
+    store: Store, connection: Connection, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    await store.create_tenant(Tenant("gold"))
+    await store.create_tenant(Tenant("tin"))
+    gold, tin = [(await store.create_key(name)).raw for name in ("gold", "tin")]
+    world = World(store, gold)
+    if damage == "a value":
+        await connection.call(lambda client: client.hset("wm:tenant:gold", "weight", "heavy"))
+    else:
+        await connection.call(lambda client: client.set("wm:tenant:gold", "text"))
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable):
+            await world.auth.authenticate(gold)
+    assert (await world.auth.authenticate(tin)).tenant.id == "tin"
+    assert caplog.text.count("damaged") == 1
+    await connection.call(lambda client: client.delete("wm:tenant:gold"))
+    await store.create_tenant(Tenant("gold"))
+    assert (await world.auth.authenticate(gold)).tenant.id == "gold"
 
 
 async def test_with_the_store_away_an_unseen_key_is_not_called_unknown(world: World) -> None:
