@@ -22,6 +22,11 @@ class Shortage:
         return self.amount > self.slice.limit.amount
 
     @property
+    def gravity(self) -> int:
+        """The higher, the longer it lasts: what never passes, then budgets, then what refills."""
+        return 2 if self.hopeless else int(self.slice.limit.window.is_budget)
+
+    @property
     def elsewhere(self) -> bool:
         """Whether other replicas hold enough that they do not use."""
         return self.amount - self.slice.free <= self.slice.grant.idle
@@ -88,7 +93,7 @@ class Book:
     def reserve(
         self, demand: Amounts, now: int, *, store_away: bool = False
     ) -> Reservation | Shortage:
-        """Take `demand` from every slice it concerns, or say which is short."""
+        """Take `demand` from every slice it concerns, or say which is short for longest."""
         self.used_at = now
         wanted = [
             (piece, demand[piece.limit.measure])
@@ -96,9 +101,13 @@ class Book:
             if demand.get(piece.limit.measure)
         ]
         valid = now < self._valid_until
-        for piece, amount in wanted:
-            if not valid or piece.available(alone=store_away) < amount:
-                return Shortage(piece, amount)
+        short = [
+            Shortage(piece, amount)
+            for piece, amount in wanted
+            if not valid or piece.available(alone=store_away) < amount
+        ]
+        if short:
+            return max(short, key=_gravity)
         return Reservation([(piece, amount, piece.take(amount)) for piece, amount in wanted])
 
     def refusal(self, demand: Amounts, *, fresh: bool) -> Shortage | None:
@@ -106,11 +115,12 @@ class Book:
 
         `fresh`: its last answer still holds.
         """
+        short = []
         for piece in self.slices.values():
             amount = demand.get(piece.limit.measure, 0)
             if amount > piece.limit.amount or (fresh and amount and piece.denied(amount)):
-                return Shortage(piece, amount)
-        return None
+                short.append(Shortage(piece, amount))
+        return max(short, key=_gravity, default=None)
 
     @property
     def unknown(self) -> bool:
@@ -156,3 +166,7 @@ class Book:
 
     def elapsed_ms(self, now: int) -> int:
         return (now - self.renewed) // MILLISECOND
+
+
+def _gravity(shortage: Shortage) -> int:
+    return shortage.gravity

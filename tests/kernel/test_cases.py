@@ -309,6 +309,24 @@ def test_queue_caps_count_tokens_too():
     assert ends(world, fits) is Cause.LENGTH
 
 
+def test_nobody_waits_or_makes_room_for_what_an_empty_queue_does_not_hold():
+    world = World(config(max_running=1, max_queued_tokens=200))
+    world.submit("a", 10, 2)
+    world.step()
+    (waiter,) = world.submit("a/other", 60, 2, queue_tokens=100)
+    refused = [
+        world.submit("a/me", 101, 2, queue_tokens=100),
+        world.submit("a/me", 51, 2, n=2, queue_tokens=100),
+        world.submit("a/me", 1, 2, n=3, queue_requests=2),
+        world.submit("b", 201, 2),
+    ]
+    for number in (number for numbers in refused for number in numbers):
+        assert ends(world, number) is Cause.TOO_LARGE
+        assert world.ended[number].retry_after is None
+    world.run()
+    assert ends(world, waiter) is Cause.LENGTH
+
+
 def test_bad_tokens_and_duplicates_are_refused_alone():
     world = World()
     (good,) = world.submit("a", 10, 3)

@@ -54,6 +54,26 @@ def test_the_worst_case_and_what_was_used_are_counted_by_kind():
     assert (used[Measure.REQUESTS], used[Measure.MONEY]) == (1, 100_000)
 
 
+def test_of_several_limits_the_one_that_is_short_for_longest_is_told():
+    """Who waits for a minute's limit must not come back to a budget that is used up."""
+    minute = Limit("tokens_per_minute", Measure.TOKENS, Window.MINUTE, 500)
+    output = Limit("output_tokens_per_minute", Measure.OUTPUT, Window.MINUTE, 100)
+    opened = Book((minute, output, TOKENS), 0)
+    opened.report([MANY])
+    opened.renew([granted(0), granted(0), granted(0)], 0, LEASE)
+    for slice_ in opened.slices.values():
+        slice_.deny(1)
+    for demand, name in (
+        ({Measure.TOKENS: 10, Measure.OUTPUT: 101}, "output_tokens_per_minute"),  # for ever
+        ({Measure.TOKENS: 10, Measure.OUTPUT: 10}, "tokens_per_day"),
+        ({Measure.TOKENS: 600, Measure.OUTPUT: 10}, "tokens_per_minute"),  # for ever
+        ({Measure.OUTPUT: 10}, "output_tokens_per_minute"),
+    ):
+        for short in (opened.reserve(demand, 0), opened.refusal(demand, fresh=True)):
+            assert isinstance(short, Shortage)
+            assert short.slice.limit.name == name
+
+
 def test_a_call_takes_from_every_limit_or_from_none():
     opened = book(granted(100), granted(1))
     short = opened.reserve({Measure.TOKENS: 101, Measure.CONCURRENCY: 1}, 0)
