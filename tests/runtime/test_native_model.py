@@ -97,6 +97,14 @@ def test_two_threads_compute_the_same():
     assert torch.equal(logits(model), alone)
 
 
+def test_blocks_of_whole_sixteens_compute_the_same():
+    config = SHAPES["three queries a head of 64"]
+    model = build_native(config, Exact(config), STEP)
+    expected = logits(model)
+    assert torch.equal(logits(model, block_size=64), expected)
+    assert torch.equal(logits(model, block_size=48), expected)
+
+
 def test_panels_hold_pairs_of_sixteen_outputs():
     weight = torch.arange(33 * 4).view(33, 4)
     panels = pack(weight)

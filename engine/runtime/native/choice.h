@@ -1,6 +1,7 @@
 // Which attention a decoding sequence gets.
 #pragma once
 
+#include "ahead.h"
 #include "attention.h"
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512BF16__)
@@ -10,23 +11,22 @@
 
 namespace {
 
-// Of a sequence of `context` tokens for `some` KV heads from `kv_head` on.
+// Of the sequence that reads `now`; the thread's next one reads `next`, and `ahead` what it will.
 template <typename T>
-void attend_heads(const T *queries, const T *cache, const int32_t *table, Index context,
-                  Index kv_head, Index some, const Layout &is, T *out) {
+void attend_heads(const T *queries, const T *cache, const Reads &now, const Reads &next,
+                  const Layout &is, Ahead &ahead, T *out) {
 #ifdef DOTS
   if constexpr (sizeof(T) == sizeof(bf16)) {
-    if (is.block % 16 == 0 && is.dim == 64) {
-      return attend_sixteens<64>(queries, cache, table, context, kv_head, some, is, out);
-    }
-    if (is.block % 16 == 0 && is.dim == 128) {
-      return attend_sixteens<128>(queries, cache, table, context, kv_head, some, is, out);
+    if (is.block % 16 == 0 && (is.dim == 64 || is.dim == 128)) {
+      ahead.begin(now, next);
+      const auto some = is.dim == 64 ? attend_sixteens<64> : attend_sixteens<128>;
+      return some(queries, cache, now, is, ahead, out);
     }
   }
 #endif
   const auto one = is.dim == 64 ? attend<T, 64> : is.dim == 128 ? attend<T, 128> : attend<T, 0>;
-  for (Index head = kv_head; head < kv_head + some; ++head) {
-    one(queries, cache, table, context, head, is, out);
+  for (Index head = now.kv_head; head < now.kv_head + now.some; ++head) {
+    one(queries, cache, now.table, now.context, head, is, out);
   }
 }
 

@@ -2,6 +2,7 @@
 // known to the compiler and blocks of whole sixteens.
 #pragma once
 
+#include "ahead.h"
 #include "attention.h"
 
 namespace {
@@ -124,6 +125,18 @@ struct Running {
   float largest[MOST_HEADS], total[MOST_HEADS];
 };
 
+// work(head, k) for every sixteen of `count` keys, from k on, and the first of every `group` heads,
+// in the order in which they lie in blocks.
+template <typename Work>
+inline void each_sixteen(Index count, Index block, Index heads, Index group, const Work &work) {
+  for (Index begin = 0; begin < count; begin += block) {
+    const Index end = std::min(count, begin + block);
+    for (Index head = 0; head < heads; head += group) {
+      for (Index k = begin; k < end; k += 16) work(head, k);
+    }
+  }
+}
+
 // The weighted values of sixteen keys for all queries of one KV head, from `head` on.
 template <Index DIM>
 inline void add_values(const bf16 *values, Index count, Index group, Index head, Index k,
@@ -139,14 +152,16 @@ inline void add_values(const bf16 *values, Index count, Index group, Index head,
   }
 }
 
-// As `attend` of attention.h, for `some` KV heads from `kv_head` on: what lies together in memory
-// is read together. They have at most MOST_HEADS queries.
+// As `attend` of attention.h, for all that is read `now`: what lies together in memory is read
+// together. The KV heads have at most MOST_HEADS queries. `ahead` has begun with the same.
 template <Index DIM>
-void attend_sixteens(const bf16 *queries, const bf16 *cache, const int32_t *table, Index context,
-                     Index kv_head, Index some, const Layout &is, bf16 *out) {
+void attend_sixteens(const bf16 *queries, const bf16 *cache, const Reads &now, const Layout &is,
+                     Ahead &ahead, bf16 *out) {
+  const auto [table, context, kv_head, some] = now;
+  constexpr Index LINES = 16 * DIM * sizeof(bf16) / LINE;  // of sixteen keys or values
   const Index group = is.heads / is.kv_heads, plane = is.block * DIM, heads = some * group;
   const Index apart = is.kv_heads * plane;  // from a head's keys to its values
-  const auto keys_at = [&](Index first) {
+  const auto keys_at = [&, table = table, kv_head = kv_head](Index first) {
     return cache + (table[first / is.block] * 2 * is.kv_heads + kv_head) * plane +
            first % is.block * DIM;
   };
@@ -164,19 +179,13 @@ void attend_sixteens(const bf16 *queries, const bf16 *cache, const int32_t *tabl
   }
   for (Index first = 0; first < context; first += SPAN) {
     const Index count = std::min(SPAN, context - first);
-    for (Index k = 0; k < count; k += 16) {
-      const bf16 *keys = keys_at(first + k);
-      // blocks lie anywhere, so the processor cannot guess the next ones
-      const bf16 *later = first + SPAN + k < context ? keys_at(first + SPAN + k) : nullptr;
-      for (Index head = 0; head < heads; ++head) {
-        const Index offset = head / group * plane;
-        if (later != nullptr && head % group == 0) {
-          prefetch(later + offset, 16 * DIM);
-          prefetch(later + offset + apart, 16 * DIM);
-        }
-        sixteen_scores<DIM>(query + head * DIM, keys + offset, is.scale, of.score[head] + k);
+    each_sixteen(count, is.block, heads, group, [&](Index head, Index k) {
+      const bf16 *keys = keys_at(first + k) + head / group * plane;
+      for (Index g = 0; g < group; ++g) {
+        ahead.fetch(LINES * (g + 1) / group - LINES * g / group);
+        sixteen_scores<DIM>(query + (head + g) * DIM, keys, is.scale, of.score[head + g] + k);
       }
-    }
+    });
     for (Index head = 0; head < heads; ++head) {
       const float shrink = span_weights(of.score[head], count, of.weight[head], of.largest[head],
                                         of.total[head]);
@@ -184,13 +193,11 @@ void attend_sixteens(const bf16 *queries, const bf16 *cache, const int32_t *tabl
         for (Index i = 0; i < DIM; ++i) of.sum[head][i] *= shrink;
       }
     }
-    for (Index k = 0; k < count; k += 16) {
-      const bf16 *values = keys_at(first + k) + apart;
-      for (Index head = 0; head < heads; head += group) {
-        add_values<DIM>(values + head / group * plane, std::min<Index>(16, count - k), group, head,
-                        k, of, low, high);
-      }
-    }
+    each_sixteen(count, is.block, heads, group, [&](Index head, Index k) {
+      const bf16 *values = keys_at(first + k) + apart + head / group * plane;
+      ahead.fetch(LINES);
+      add_values<DIM>(values, std::min<Index>(16, count - k), group, head, k, of, low, high);
+    });
   }
   for (Index head = 0; head < heads; ++head) {
     bf16 *to = out + (kv_head * group + head) * DIM;

@@ -138,14 +138,20 @@ class Forward {
   void attention(Member &me, const bf16 *cache) const {
     const Index rows = static_cast<Index>(work_.size());
     const Index some = heads_together(layout_, rows, me.threads()), parts = is_.kv_heads / some;
-    me.share(rows * parts, [&](Index item, Index) {
+    const auto reads = [&](Index item) {
+      if (item >= rows * parts || work_[item / parts].tile) return Reads{};
+      const auto [row, first, tile] = work_[item / parts];
+      return Reads{table(row), step_.starts[row] + first + 1, item % parts * some, some};
+    };
+    Ahead ahead(cache, layout_);
+    me.share(rows * parts, [&](Index item, Index next) {
       const auto [row, first, tile] = work_[item / parts];
       const Index kv_head = item % parts * some, start = step_.starts[row] + first;
       const Index token = step_.offsets[row] + first;
       const bf16 *x = step_.qkv + token * width_ * is_.dim;
       bf16 *out = step_.mixed + token * is_.heads * is_.dim;
       if (!tile) {
-        return attend_heads(x, cache, table(row), start + 1, kv_head, some, layout_, out);
+        return attend_heads(x, cache, reads(item), reads(next), layout_, ahead, out);
       }
       const Index count = std::min(tile_, step_.counts[row] - first);
       for (Index head = kv_head; head < kv_head + some; ++head) {

@@ -74,8 +74,10 @@ void decode(const T *x, const T *cache, const Index *tokens, const Index *contex
 #pragma omp parallel for schedule(dynamic, 1)
   for (Index task = 0; task < rows * parts; ++task) {
     const Index row = task / parts, token = tokens[row];
-    attend_heads(x + token * is.width * is.dim, cache, tables + row * is.tables, contexts[row],
-                 task % parts * some, some, is, out + token * is.heads * is.dim);
+    const Reads now{tables + row * is.tables, contexts[row], task % parts * some, some};
+    Ahead ahead(cache, is);
+    attend_heads(x + token * is.width * is.dim, cache, now, Reads{}, is, ahead,
+                 out + token * is.heads * is.dim);
   }
 }
 
