@@ -9,7 +9,7 @@ from starlette.types import Send
 
 from engine.core.outputs import Output
 from engine.host.generation import Generation
-from gateway.call import send_json
+from gateway.call import RawHeaders, send_json
 from gateway.choices import Choices, Delta
 from gateway.errors import ApiError
 from gateway.ids import fresh
@@ -38,8 +38,8 @@ class Answer:
         self._id = fresh(shape.id_prefix)
         self._writer = shape.writer(prepared, self._id, created)
 
-    async def whole(self, send: Send) -> None:
-        """Answer in one piece. Raises ApiError when a choice fails."""
+    async def whole(self, send: Send, headers: RawHeaders) -> None:
+        """Answer in one piece, with further `headers`. Raises ApiError when a choice fails."""
         deltas: dict[int, list[Delta]] = defaultdict(list)
         while not self._choices.done:
             for delta in self._choices.absorb(await self._generation.next()):
@@ -47,7 +47,7 @@ class Answer:
             if self._choices.failure:
                 raise await self._error()
         choices = [deltas[index] for index in sorted(deltas)]
-        await send_json(send, self._writer.whole(choices, self._choices.usage()))
+        await send_json(send, self._writer.whole(choices, self._choices.usage()), headers)
 
     async def stream(self, events: EventStream, delay: float | None = None) -> ApiError | None:
         """Answer as events; returns the error that ended the stream in-band, if one did.

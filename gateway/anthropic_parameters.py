@@ -16,7 +16,7 @@ MESSAGES = (
     honoured(
         "model",
         "Required: one of `GET /v1/models`, or `auto`: the first of these, or its fallback where"
-        " that keeps a deadline.",
+        " that keeps a deadline; `x-watermaster-model` then names it.",
         nullable=False,
     ),
     honoured(

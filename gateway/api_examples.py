@@ -211,7 +211,8 @@ OPERATIONS: Mapping[str, tuple[Example, ...]] = {
             """{
   "object": "explanation", "request": "hello",
   "sequences": [{
-    "sequence": "…", "task": "tour", "finished": true, "cause": "length", "latency_ns": "…",
+    "sequence": "…", "model": "…", "task": "tour", "finished": true, "cause": "length",
+    "latency_ns": "…",
     "parts": [{"part": "gateway_wait", "ns": "…"}, "…"], "preemptions": 0, "…": "…"
   }]
 }""",

@@ -55,8 +55,9 @@ async def send_whole(
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_json(send: Send, value: object, status: int = 200) -> None:
-    await send_whole(send, status, orjson.dumps(value))
+async def send_json(send: Send, value: object, more: Sequence[tuple[bytes, bytes]] = ()) -> None:
+    """Answer 200 with a value, and `more` headers."""
+    await send_whole(send, 200, orjson.dumps(value), [JSON, *more])
 
 
 async def send_error(send: Send, error: ApiError, call: Call) -> None:

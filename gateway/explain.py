@@ -32,8 +32,8 @@ class Explain:
         principal = await admit(Call.of(request.scope), gateway, READ)
         name = check_id("request", request.path_params["request"], Reason.INVALID_VALUE)
         tenant = principal.tenant.id
-        waterfalls = await gateway.search(tenant, find_and_explain, name)
-        if not waterfalls:
+        found = await gateway.search(tenant, find_and_explain, name)
+        if not found:
             raise ApiError(
                 Reason.NOT_FOUND, f"No call {name!r} of yours is known, or not any more."
             )
@@ -41,7 +41,7 @@ class Explain:
             {
                 "object": "explanation",
                 "request": name,
-                "sequences": [describe(waterfall) for waterfall in waterfalls],
+                "sequences": [describe(model, waterfall) for model, waterfall in found],
             }
         )
 
@@ -58,12 +58,13 @@ def find_and_explain(events: Sequence[Event], tenant: str, request: str) -> list
     return explain(events, numbers[-MOST_SEQUENCES:]) if numbers else []
 
 
-def describe(waterfall: Waterfall) -> dict[str, object]:
+def describe(model: str, waterfall: Waterfall) -> dict[str, object]:
     """A waterfall for its own tenant, JSON-ready. Times are nanoseconds; the parts sum exactly."""
     lineage = waterfall.lineage
     own = sum(tokens for flow, tokens in waterfall.served.items() if flow[0] == lineage.tenant)
     return {
         "sequence": waterfall.sequence,
+        "model": model,
         "task": lineage.task,
         "run": lineage.run,
         "attempt": lineage.attempt,

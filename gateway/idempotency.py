@@ -176,7 +176,7 @@ class Idempotency:
                 await self._tell(self._calls.drop(name, token))
 
     async def _keep(self, name: CallName, token: str, recording: Recording) -> None:
-        kept = Kept(recording.whole, recording.streams)
+        kept = Kept(recording.whole, recording.streams, recording.routed_to)
         self._kept.put(name, kept)
         await self._tell(self._calls.finish(name, token, await asyncio.to_thread(kept.text)))
 
@@ -196,4 +196,4 @@ def _play(recording: Recording, kept: Kept) -> None:
     if kept.body is None:
         recording.fail(ApiError(Reason.ANSWER_NOT_KEPT))
     else:
-        recording.replay(kept.body, stream=kept.stream)
+        recording.replay(kept.body, kept.routed_to, stream=kept.stream)

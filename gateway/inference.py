@@ -7,10 +7,11 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from engine.host.engine import GenerationRequest
+from gateway import routed
 from gateway.answer import Answer
 from gateway.auth import admit
 from gateway.body import read_body
-from gateway.call import Call
+from gateway.call import Call, RawHeaders
 from gateway.connection import connection_of
 from gateway.deadlines import Deadlines, TimeLimits, read_deadlines, resolve
 from gateway.errors import TABLE, ApiError, Reason, Row
@@ -22,7 +23,7 @@ from gateway.lineage import read_ids
 from gateway.quota import Ticket
 from gateway.recording import Recording
 from gateway.returns import Return, read_return
-from gateway.routing import Router
+from gateway.routing import Placed, Router
 from gateway.shape import Prepared, Shape
 from gateway.sse import EventStream, StalledError
 from gateway.state import Gateway
@@ -172,7 +173,7 @@ class Inference:
         placed = await self._router.place(prepared, request, admission.principal, hangup, ticket)
         prepared, generation = placed.prepared, placed.generation
         if trace.recorded:
-            _describe(trace, prepared, placed.request)
+            _describe(trace, placed)
         trace.follow(generation.sequences)
         clock, history = self._gateway.clock, prepared.model.history
         call = Call.of(scope)
@@ -181,12 +182,13 @@ class Inference:
         )
         created = clock.wall() // NANOSECONDS
         answer = Answer(self._shape, prepared, generation, created)
+        more = routed.headers_of(prepared.model.id) if placed.instead_of else []
         failure: Row | None = None
         try:
             if prepared.request.stream:
-                failure = await self._stream(answer, admission.principal.tenant, call, send)
+                failure = await self._stream(answer, admission.principal.tenant, call, send, more)
             else:
-                await answer.whole(send)
+                await answer.whole(send, more)
         except StalledError:
             generation.cancel(Cause.SLOW_READER)
             connection_of(scope).abort()
@@ -200,10 +202,12 @@ class Inference:
         trace.finish(200, error=failure.code if failure else None, attributes=attributes)
         return failure
 
-    async def _stream(self, answer: Answer, tenant: Tenant, call: Call, send: Send) -> Row | None:
+    async def _stream(
+        self, answer: Answer, tenant: Tenant, call: Call, send: Send, more: RawHeaders
+    ) -> Row | None:
         """Write the answer; returns what it failed of in-band, if it did."""
         limits, delay = self._gateway.limits, tenant.stream_header_delay_ms
-        events = EventStream(send, call, limits.keepalive, limits.write_timeout)
+        events = EventStream(send, call, limits.keepalive, limits.write_timeout, more)
         error = await answer.stream(events, None if delay is None else delay / 1000)
         return error.row if error else None
 
@@ -230,7 +234,8 @@ def _request(prepared: Prepared, admission: Admission, domain: str) -> Generatio
     )
 
 
-def _describe(trace: RequestTrace, prepared: Prepared, request: GenerationRequest) -> None:
+def _describe(trace: RequestTrace, placed: Placed) -> None:
+    prepared, request = placed.prepared, placed.request
     sampling = request.sampling
     trace.describe(
         prepared.model.id,
@@ -245,5 +250,7 @@ def _describe(trace: RequestTrace, prepared: Prepared, request: GenerationReques
             semconv.REQUEST_TEMPERATURE: sampling.temperature,
             semconv.REQUEST_TOP_K: sampling.top_k or None,
             semconv.REQUEST_TOP_P: sampling.top_p,
+            semconv.INSTEAD_OF: placed.instead_of,
+            semconv.ROUTED: routed.ONLY_REASON if placed.instead_of else None,
         },
     )

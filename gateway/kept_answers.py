@@ -15,21 +15,27 @@ MOST_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The body of an answer, in one piece or all events of a stream; None if it was too large."""
+    """The body of an answer, in one piece or all events of a stream; None if it was too large.
+
+    `routed_to` is the model that gave it, where that was not the preferred one.
+    """
 
     body: bytes | None
     stream: bool = False
+    routed_to: str = ""
 
     def text(self) -> str | None:
         """For the store."""
         if self.body is None:
             return None
         kind = "s" if self.stream else "w"
-        return kind + base64.b64encode(zlib.compress(self.body, 1)).decode()
+        model = f"{self.routed_to}:" if self.routed_to else ""
+        return kind + model + base64.b64encode(zlib.compress(self.body, 1)).decode()
 
     @classmethod
     def of(cls, text: str) -> Self:
-        return cls(zlib.decompress(base64.b64decode(text[1:])), stream=text[0] == "s")
+        model, _, body = text[1:].rpartition(":")  # which base64 has none of
+        return cls(zlib.decompress(base64.b64decode(body)), text[0] == "s", model)
 
 
 class KeptAnswers:

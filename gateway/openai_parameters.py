@@ -15,7 +15,7 @@ _END_USER = (
 _MODEL = honoured(
     "model",
     "Required: one of `GET /v1/models`, or `auto`: the first of these, or its fallback where that "
-    "keeps a deadline.",
+    "keeps a deadline; `x-watermaster-model` then names it.",
     nullable=False,
 )
 _SAMPLING = (

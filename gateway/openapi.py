@@ -107,10 +107,11 @@ def _answer(operation: Operation) -> Json:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     if operation.also:
         content[operation.also] = {"schema": {"type": "string"}}
-    replays = headers.REPLAYS if "idempotency-key" in operation.headers else {}
+    generates = "idempotency-key" in operation.headers
+    more = {**headers.REPLAYS, **headers.ROUTES} if generates else {}
     return {
         "description": operation.summary,
-        "headers": headers.refer_headers((*headers.ANSWERS, *operation.limits, *replays)),
+        "headers": headers.refer_headers((*headers.ANSWERS, *operation.limits, *more)),
         "content": content,
     }
 

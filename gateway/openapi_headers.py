@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+from gateway import routed
 from gateway.deadlines import FURTHEST_MS
 from gateway.lineage import ID_SCHEMA
 from gateway.returns import LONGEST_KEY
@@ -74,6 +75,10 @@ REPLAYS: dict[str, tuple[Json, str]] = {
         "The answer was computed for an earlier call under the same idempotency key.",
     ),
 }
+ROUTES: dict[str, tuple[Json, str]] = {
+    routed.MODEL: (_TEXT, "The model that answered, where that is the preferred one's fallback."),
+    routed.REASON: ({"const": routed.ONLY_REASON}, "Why it did."),
+}
 REFUSALS: dict[str, tuple[Json, str]] = {
     "retry-after": ({"type": "integer"}, "Seconds after which to try again."),
     "retry-after-ms": ({"type": "integer"}, "The same in milliseconds."),
@@ -92,7 +97,7 @@ def parameters() -> Json:
 
 
 def all_of_answers() -> dict[str, tuple[Json, str]]:
-    return {**ANSWERS, **LIMITS, **ANTHROPIC_LIMITS, **REPLAYS, **REFUSALS}
+    return {**ANSWERS, **LIMITS, **ANTHROPIC_LIMITS, **REPLAYS, **ROUTES, **REFUSALS}
 
 
 def headers() -> Json:

@@ -12,6 +12,7 @@ from itertools import islice
 
 from starlette.types import Message, Send
 
+from gateway import routed
 from gateway.call import JSON
 from gateway.errors import ApiError
 from gateway.sse import STREAM_HEADERS, StalledError
@@ -52,7 +53,12 @@ class Recording:
     @property
     def streams(self) -> bool:
         """Whether the answer, once it has started, is one of events."""
-        return self.start is not None and self.start["headers"] == STREAM_HEADERS
+        return self.start is not None and STREAM_HEADERS[0] in self.start["headers"]
+
+    @property
+    def routed_to(self) -> str:
+        """The model that gave the answer, where that was not the preferred one."""
+        return "" if self.start is None else routed.model_of(self.start["headers"])
 
     @property
     def end(self) -> int:
@@ -93,10 +99,11 @@ class Recording:
         """Call nobody any more."""
         self._on_gone = None
 
-    def replay(self, body: bytes, *, stream: bool) -> None:
+    def replay(self, body: bytes, routed_to: str, *, stream: bool) -> None:
         """Be a complete answer that was kept."""
         length = (b"content-length", str(len(body)).encode())
         headers = STREAM_HEADERS if stream else [JSON, length]
+        headers = [*headers, *routed.headers_of(routed_to)]
         self.start = {"type": "http.response.start", "status": 200, "headers": headers}
         self._pieces.append(body)
         self.ended = self.replayed = True

@@ -20,11 +20,12 @@ from tenants.model import Principal
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A call in the engine that answers it."""
+    """A call in the engine that answers it, which is not that of the model `instead_of`."""
 
     prepared: Prepared
     request: GenerationRequest
     generation: Generation
+    instead_of: str | None = None
 
 
 class Router:
@@ -86,7 +87,8 @@ class Router:
             sampling=other.sampling,
             on_infeasible=OnInfeasible.REJECT,
         )
-        return _ask(other, again, hangup, ticket)
+        placed = _ask(other, again, hangup, ticket)
+        return replace(placed, instead_of=first.prepared.model.id)
 
 
 async def _cover(ticket: Ticket, prepared: Prepared) -> None:

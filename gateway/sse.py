@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from starlette.types import Send
 
-from gateway.call import Call
+from gateway.call import Call, RawHeaders
 from gateway.dialect import render
 from gateway.errors import ApiError
 
@@ -24,14 +24,25 @@ class StalledError(Exception):
 
 
 class EventStream:
-    """One stream. Every write raises StalledError if it is not taken in `write_timeout` seconds."""
+    """One stream, begun with STREAM_HEADERS and `more`.
 
-    def __init__(self, send: Send, call: Call, keepalive: float, write_timeout: float) -> None:
+    Every write raises StalledError if it is not taken in `write_timeout` seconds.
+    """
+
+    def __init__(
+        self,
+        send: Send,
+        call: Call,
+        keepalive: float,
+        write_timeout: float,
+        more: RawHeaders | None = None,
+    ) -> None:
         self._send = send
         self._call = call
         self._dialect = call.dialect
         self._keepalive = keepalive
         self._write_timeout = write_timeout
+        self._headers = [*STREAM_HEADERS, *more] if more else STREAM_HEADERS
         self.opened = False
 
     async def open(self) -> None:
@@ -39,7 +50,7 @@ class EventStream:
         if self.opened:
             return
         self.opened = True
-        await self._send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+        await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
 
     async def write(self, values: Iterable[Mapping[str, object]]) -> None:
         """Send each of `values` as an event, all in one piece."""

@@ -85,10 +85,12 @@ class Gateway:
     def authenticator(self) -> Authenticator:
         return self.access.authenticator
 
-    async def search(self, tenant: str, fold: Search[FoundT], name: str) -> list[FoundT]:
-        """What `fold` finds under `tenant` and `name` in the events of every model."""
+    async def search(
+        self, tenant: str, fold: Search[FoundT], name: str
+    ) -> list[tuple[str, FoundT]]:
+        """What `fold` finds under `tenant` and `name` in the events of each model, with its id."""
         return [
-            found
+            (model.id, found)
             for model in self.models.values()
             for found in await self.workers.run(tenant, fold, model.history.events(), tenant, name)
         ]

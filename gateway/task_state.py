@@ -36,7 +36,7 @@ class TaskState:
         principal = await admit(Call.of(request.scope), gateway, READ)
         name = check_id("task", request.path_params["task"], Reason.INVALID_VALUE)
         tenant = principal.tenant.id
-        told = await gateway.search(tenant, tell, name)
+        told = [found for _, found in await gateway.search(tenant, tell, name)]
         if not told:
             raise ApiError(
                 Reason.NOT_FOUND, f"No task {name!r} of yours is known, or not any more."

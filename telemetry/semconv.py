@@ -31,6 +31,8 @@ REQUEST = "watermaster.request"
 FLOW = "watermaster.flow"
 DEADLINE = "watermaster.deadline"  # Unix milliseconds
 CHOICE = "watermaster.choice"
+INSTEAD_OF = "watermaster.instead_of"  # the preferred model, where its fallback was asked
+ROUTED = "watermaster.routed"  # why
 
 CHAT = "chat"
 TEXT_COMPLETION = "text_completion"

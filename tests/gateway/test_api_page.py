@@ -142,7 +142,8 @@ def test_the_examples_answer_as_the_page_says(tour: Tour) -> None:
             assert re.fullmatch(pattern, response.text.strip(), re.DOTALL), response.text
         if call.startswith("curl -s $URL/admin/tenants/acme/keys") and "-d" in call:
             tour.names["ID"] = response.json()["public_id"]
-    assert set(openapi_headers.all_of_answers()) <= carried
+    elsewhere = set(openapi_headers.ROUTES)  # takes two models: test_routing.py
+    assert set(openapi_headers.all_of_answers()) - elsewhere <= carried
 
 
 def test_every_header_is_in_an_example() -> None:

@@ -10,6 +10,7 @@ from openai import OpenAI, RateLimitError
 
 from engine.host.engine import HostConfig
 from gateway.state import EdgeLimits
+from telemetry import semconv
 from tenants.embedded import EmbeddedValkey
 from tenants.model import Tenant
 from tests.gateway.live import HELLO, MODEL, SMALL, LiveServer, eventually
@@ -64,6 +65,58 @@ def test_a_stream_is_routed_too_and_names_its_model(routing):
     chunks = list(stream)
     assert {chunk.model for chunk in chunks} == {SMALL}
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == SHORT
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages"])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("auto", [False, True])
+def test_headers_say_which_model_answered_instead_and_why(routing, path, stream, auto):
+    body = {"model": "auto" if auto else MODEL, "max_tokens": 20, "stream": stream}
+    body |= {"prompt": "hi"} if path == "/v1/completions" else {"messages": HELLO}
+    with routing.client("strict" if auto else "routed") as caller:
+        answers = [
+            caller.post(path, json=body, headers={"x-timeout-ms": str(time)})
+            for time in (TIGHT, 60_000)
+        ]
+    told = [
+        [answer.headers.get(f"x-watermaster-{what}") for what in ("model", "routed")]
+        for answer in answers
+    ]
+    assert told == [[SMALL, "deadline_infeasible"], [None, None]]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_whoever_is_given_a_kept_answer_is_told_too(routing, stream):
+    """By who computed it, by another server that has it from the store, and by who joined."""
+    body = {"model": "auto", "messages": HELLO, "stream": stream}
+    headers = {"idempotency-key": f"kept-{stream}", "x-timeout-ms": str(TIGHT)}
+    replica = LiveServer(
+        routing.store_url, routing.codec, EdgeLimits(), HostConfig(), replica_of=routing
+    )
+    replica.start()
+    for server, replayed in ((routing, None), (routing, "true"), (replica, "true")):
+        with server.client("routed") as caller:
+            answer = caller.post("/v1/chat/completions", json=body, headers=headers)
+        assert answer.headers.get("idempotent-replayed") == replayed
+        assert answer.headers["x-watermaster-model"] == SMALL
+        assert answer.headers["x-watermaster-routed"] == "deadline_infeasible"
+        assert answer.headers["content-type"].startswith("text/event-stream") == stream
+    replica.stop()
+
+
+def test_a_trace_says_what_was_asked_first(routing):
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    ask(routing, "routed", TIGHT, traceparent=f"00-{trace}-b7ad6b7169203331-01")
+
+    def root():
+        spans = routing.spans.get_finished_spans()
+        found = [span for span in spans if span.name == f"chat {SMALL}"]
+        return next((s for s in found if f"{s.context.trace_id:032x}" == trace), None)
+
+    eventually(root)
+    assert root().attributes[semconv.RESPONSE_MODEL] == SMALL
+    assert root().attributes[semconv.INSTEAD_OF] == MODEL
+    assert root().attributes[semconv.ROUTED] == "deadline_infeasible"
 
 
 def test_a_call_that_was_routed_is_counted_once(routing):
@@ -144,8 +197,8 @@ def test_an_explanation_tells_of_both_models(routing):
     ask(routing, "routed", 100, **{"x-request-id": "moved"})
     with routing.client("routed") as caller:
 
-        def causes() -> list[str]:
+        def causes() -> list[tuple[str, str]]:
             found = caller.get("/v1/requests/moved/explain").json()
-            return [part["cause"] for part in found.get("sequences", [])]
+            return [(part["model"], part["cause"]) for part in found.get("sequences", [])]
 
-        eventually(lambda: causes() == ["deadline_infeasible", "stop"])
+        eventually(lambda: causes() == [(MODEL, "deadline_infeasible"), (SMALL, "stop")])
