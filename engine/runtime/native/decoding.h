@@ -78,21 +78,6 @@ inline void sixteen_values(const bf16 *values, Index count, const bf16 (*weight)
   }
 }
 
-// exp(x) of x <= 0 within 3e-6 of its value: far nearer than the bfloat16 that it is rounded to.
-inline __m512 exp_lanes(__m512 x) {
-  // a NaN is the second operand of the larger, and stays
-  const __m512 scaled = _mm512_max_ps(_mm512_set1_ps(-87.0f), x) * _mm512_set1_ps(1.44269504f);
-  const __m512 whole = _mm512_roundscale_ps(scaled, 0), t = scaled - whole;
-  // Taylor series of 2^t for |t| <= 1/2
-  __m512 sum = _mm512_set1_ps(1.33335581e-3f);
-  sum = _mm512_fmadd_ps(sum, t, _mm512_set1_ps(9.61812911e-3f));
-  sum = _mm512_fmadd_ps(sum, t, _mm512_set1_ps(5.55041087e-2f));
-  sum = _mm512_fmadd_ps(sum, t, _mm512_set1_ps(2.40226507e-1f));
-  sum = _mm512_fmadd_ps(sum, t, _mm512_set1_ps(6.93147181e-1f));
-  sum = _mm512_fmadd_ps(sum, t, _mm512_set1_ps(1.0f));
-  return _mm512_scalef_ps(sum, whole);
-}
-
 // Turns `count` scores into weights, zeros up to the next sixteen; keeps the largest score and the
 // total, and returns by what earlier sums are to shrink.
 inline float span_weights(const float *score, Index count, bf16 *weight, float &largest,

@@ -139,12 +139,10 @@ struct Activate {
   Index columns;
   const float *bias;
   void operator()(Index row, Index column, __m512 low, __m512 high) const {
-    alignas(64) float gate[LANES], up[LANES];
-    _mm512_store_ps(gate, biased(low, bias, column));
-    _mm512_store_ps(up, biased(high, bias, column + LANES));
-    bf16 *to = out + row * columns + column / 2;
-#pragma omp simd
-    for (Index i = 0; i < LANES; ++i) store(to + i, silu(gate[i]) * up[i]);
+    const __m512 gate = biased(low, bias, column), up = biased(high, bias, column + LANES);
+    const __m512 both = gate / (_mm512_set1_ps(1.0f) + exp_lanes(-gate)) * up;
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(out + row * columns + column / 2),
+                        (__m256i)_mm512_cvtneps_pbh(both));
   }
 };
 
