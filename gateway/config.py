@@ -57,6 +57,10 @@ class ServerSettings(Section):
     write_timeout: Seconds = 30.0
     """Seconds after which a caller that does not read its answer is cut off."""
 
+    idle_timeout: Annotated[int, Field(ge=1, le=3600)] = 75
+    """Seconds an idle connection is kept for its caller's next request. Longer than a load balancer
+    in front keeps it (60 is usual), or requests meet a connection that is just being closed."""
+
     stream_keepalive: Seconds = 15.0
     """Seconds of silence after which a stream gets a comment, so that proxies keep it open."""
 

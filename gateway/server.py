@@ -37,7 +37,6 @@ from tenants.ledger.ledger import Ledger, LedgerConfig
 from tenants.ledger.usage_store import UsageStore
 
 CLOSING_SECONDS = 5  # for answers in flight to leave after the engine has stopped
-KEEP_ALIVE = 30  # seconds an idle connection is kept for its caller's next request
 SPARE_FILES = 256  # descriptors beside those of connections
 
 logger = logging.getLogger("watermaster")
@@ -230,7 +229,7 @@ def _http_server(settings: ServerSettings, gateway: Gateway) -> HttpServer:
         log_config=None,
         server_header=False,
         proxy_headers=False,  # nobody asks where a call came from
-        timeout_keep_alive=KEEP_ALIVE,
+        timeout_keep_alive=settings.idle_timeout,
         timeout_graceful_shutdown=CLOSING_SECONDS,
     )
     return HttpServer(config)

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -189,6 +190,25 @@ def test_an_embedded_store_that_dies_is_started_again(
     while complete(url, keys["bronze"]).status_code != 200:
         assert time.monotonic() < end, server.log.read_text()
         time.sleep(0.2)
+
+
+def test_only_a_connection_that_is_idle_for_long_is_closed(
+    folder: Path, start: Callable[..., ServerProcess]
+) -> None:
+    key = demo_keys(folder)["gold"]
+    server = start(WATERMASTER_SERVER_IDLE_TIMEOUT="1")
+    url = httpx.URL(server.url())
+    busy = Stream(str(url), key, **LONG)
+    with socket.create_connection((url.host, url.port)) as idle:
+        idle.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        idle.settimeout(20)
+        assert idle.recv(65536).startswith(b"HTTP/1.1 200")
+        while idle.recv(65536):  # the end of it
+            pass
+    read = len(busy.lines)
+    while len(busy.lines) == read:
+        assert busy.is_alive()
+        time.sleep(0.01)
 
 
 def test_what_outlives_the_grace_period_ends_with_an_error(
