@@ -47,8 +47,12 @@ def ready_slots(state: KernelState) -> BoolArray:
 
 
 def make_room_for_someone(state: KernelState, now: int) -> bool:
-    """Break a deadlock of half-computed prompts: the one that stands worst gives way."""
-    if state.batch.running + len(state.paused) < 2:
+    """Break a deadlock of half-computed prompts: the one that stands worst gives way.
+
+    A lone one that runs has all the memory there is; a lone one that is paused may keep out
+    whoever's turn it is.
+    """
+    if state.batch.running < 2 and not state.paused:
         return False
     slots = (state.batch.ids >= 0).nonzero()[0].astype(np.int32)
     return _make_room(state, slots, now)

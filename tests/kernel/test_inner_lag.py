@@ -51,9 +51,17 @@ TAKEN = [
     *[("b/x", 78, 1, 0), ("b/y", 1, 1, 0), ("c", 101, 2, 0), ("b/x", 1, 1, 0), ("c", 55, 1, 0)],
 ]
 
+# The only work on the device was paused, and kept out the one whose turn it was.
+LONE_PAUSED = [
+    *[("a/x", 36, 56, 0), ("a/x", 80, 88, 20), ("a/x", 96, 119, 0), ("c", 98, 110, 4)],
+    *[("a/y", 1, 43, 0), ("a/y", 88, 43, 4), ("a/y", 1, 1, 20), ("b/x", 14, 113, 0)],
+    *[("b/x", 15, 98, 0), ("c", 23, 1, 0), ("c", 23, 54, 0)],
+]
+
 
 @settings(max_examples=15, deadline=None)
 @example(TAKEN, 20, 4, 40.0)
+@example(LONE_PAUSED, 20, 2, 40.0)
 @given(
     st.lists(
         st.tuples(
