@@ -169,11 +169,18 @@ class BlockLedger:
         for _, _, blocks in self._holds:
             for block in blocks:
                 expected[block] += 1
-        wrong = [b for b in range(self.num_blocks) if expected[b] != self._refs[b]]
-        if wrong:
+        if expected != self._refs:
+            wrong = [b for b in range(self.num_blocks) if expected[b] != self._refs[b]]
             raise ValueError(f"blocks {wrong} have other holders than the ledger says")
-        idle = sorted([*self._free, *self._cached])
-        if idle != [b for b in range(self.num_blocks) if self._refs[b] == 0]:
+        idle = {*self._free, *self._cached}
+        if (
+            any(map(self._refs.__getitem__, idle))
+            or len(idle) != self._refs.count(0)
+            or len(idle) != len(self._free) + len(self._cached)
+        ):
             raise ValueError("free and cached blocks are not exactly those without a holder")
-        if any(self._by_hash.get(h) != b for b, h in enumerate(self._hash) if h is not None):
+        published = self.num_blocks - self._hash.count(None)
+        if published != len(self._by_hash) or any(
+            self._hash[block] != key for key, block in self._by_hash.items()
+        ):
             raise ValueError("a block is published under a hash that finds another block")

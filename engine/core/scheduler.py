@@ -129,8 +129,9 @@ class Scheduler:
         state = self._state
         running = state.batch.live()
         owners = [*running, *state.paused.values()]
+        owning = set(owners)
         state.ledger.verify(block for sequence in owners for block in sequence.blocks)
-        if any(s.blocks for s in state.sequences.values() if s not in owners):
+        if any(s.blocks for s in state.sequences.values() if s not in owning):
             raise ValueError("a sequence neither running nor paused owns blocks")
         if any(s.state is not State.PAUSED for s in state.paused.values()):
             raise ValueError("a sequence counts as paused and is not")

@@ -45,7 +45,7 @@ class Speakers(World):
     def learn(self, tenant: str) -> "Speakers":
         for number in range(40):
             self.ask(tenant, number)
-            self.run()
+        self.run()
         return self
 
 

@@ -77,6 +77,8 @@ class Service:
                     for bill in event.charges():
                         tokens = PROMPT * bill.prompt_tokens + OUTPUT * bill.output_tokens
                         self.served[bill.flow[0]] += tokens / self.weights[bill.flow[0]]
+                case _:
+                    continue  # nobody's service or waiting changed
             self._look()
 
     def _look(self) -> None:
