@@ -9,6 +9,9 @@ CODE := gateway engine policies tenants telemetry loadgen tests
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+# Else each of the hundred processes of a test run compiles all that it imports.
+test: export PYTHONDONTWRITEBYTECODE =
+
 setup:
 	@sh scripts/setup.sh run
 
