@@ -82,8 +82,9 @@ class KernelSettings(Section):
     host_memory: Annotated[int, Field(ge=0)] = 256 << 20
     """Bytes of host memory for the KV of work that gave way to others; 0 computes it again."""
 
-    block_size: Annotated[int, Field(ge=1, le=1024)] = 16
-    """Tokens in a KV block."""
+    block_size: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Tokens in a KV block; of a prompt that was seen before, whole blocks are found again. Absent:
+    16 on a GPU, 64 on a CPU, which reads large pieces sooner."""
 
     max_running: Annotated[int, Field(ge=1, le=4096)] = 64
     """Sequences computed in one batch."""
@@ -132,18 +133,19 @@ class KernelSettings(Section):
         self,
         policy: PolicyConfig | None = None,
         *,
-        num_blocks: int = 1,
-        host_blocks: int = 0,
+        block_size: int = 16,
         vocab_size: int = 1,
         model_context: int = 1 << 20,
     ) -> KernelConfig:
-        """The engine's own form. `model_context` is the model's limit, in tokens."""
-        own_form = {"kv_memory", "host_memory", "max_context", "tombstone_ttl"}
+        """The engine's own form, for one KV block. `model_context` is the model's limit, in tokens;
+        `block_size` holds where none is set.
+        """
+        own_form = {"kv_memory", "block_size", "host_memory", "max_context", "tombstone_ttl"}
         values = self.model_dump(exclude=own_form)
         return KernelConfig(
             policy=policy or PolicyConfig(),
-            num_blocks=num_blocks,
-            host_blocks=host_blocks,
+            block_size=self.block_size or block_size,
+            num_blocks=1,
             vocab_size=vocab_size,
             max_context=min(self.max_context or model_context, model_context),
             tombstone_ttl=round(self.tombstone_ttl * 1e9),

@@ -24,6 +24,8 @@ GIB = 1 << 30
 CPU_SHARE = 0.25
 CPU_CEILING = GIB
 E4M3 = (8, 9)  # the first compute capability that converts float8_e4m3fn
+CARD_BLOCK = 16  # tokens
+CPU_BLOCK = 64  # in smaller ones attention waits for where they lie
 MOVED_BLOCKS = 64  # to measure how long a move takes
 
 
@@ -81,11 +83,15 @@ def kernel_config(
     """
     from engine.runtime.gpu.memory import block_bytes
 
-    model = source.config
-    sized = settings.to_config(vocab_size=model.vocab_size, model_context=model.context_length)
-    size = block_bytes(model, source.kv_dtype, settings.block_size)
-    useful = settings.max_running * -(-sized.max_context // settings.block_size)
-    on_card = source.device.type == "cuda"
+    on_card, model = source.device.type == "cuda", source.config
+    sized = settings.to_config(
+        policy,
+        block_size=CARD_BLOCK if on_card else CPU_BLOCK,
+        vocab_size=model.vocab_size,
+        model_context=model.context_length,
+    )
+    size = block_bytes(model, source.kv_dtype, sized.block_size)
+    useful = settings.max_running * -(-sized.max_context // sized.block_size)
     if on_card:
         num_blocks = _blocks_on_card(source, settings, sized, useful, engines)
     elif settings.kv_memory is not None:
@@ -94,16 +100,12 @@ def kernel_config(
         num_blocks = min(_memory_for_kv(source) // engines // size, useful)
     host_blocks = settings.host_memory // size
     return replace(
-        settings.to_config(
-            policy,
-            host_blocks=host_blocks,
-            num_blocks=max(1, num_blocks),
-            vocab_size=model.vocab_size,
-            model_context=model.context_length,
-        ),
+        sized,
+        host_blocks=host_blocks,
+        num_blocks=max(1, num_blocks),
         max_in_flight=2 if on_card else 1,
         host_overlap=on_card,
-        host_block_ns=_move_time(source, settings.block_size) if on_card and host_blocks else 0.0,
+        host_block_ns=_move_time(source, sized.block_size) if on_card and host_blocks else 0.0,
     )
 
 
@@ -122,7 +124,7 @@ def _blocks_on_card(
     plan = plan_memory(
         source.config, source.dtype, sized, total=total // engines, free=free // engines
     )
-    size = block_bytes(source.config, source.kv_dtype, settings.block_size)
+    size = block_bytes(source.config, source.kv_dtype, sized.block_size)
     try:
         return plan.blocks(size, settings.kv_memory, useful)
     except NotEnoughMemoryError as error:

@@ -177,8 +177,8 @@ def test_a_password_is_never_shown() -> None:
 
 def test_kernel_defaults_are_the_engines_own() -> None:
     """A default that differs from the engine's would make benches and the server disagree."""
-    config = Settings().kernel.to_config(num_blocks=7, vocab_size=9, model_context=2048)
-    assert config == KernelConfig(num_blocks=7, vocab_size=9, max_context=2048)
+    config = Settings().kernel.to_config(vocab_size=9, model_context=2048)
+    assert config == KernelConfig(num_blocks=1, vocab_size=9, max_context=2048)
     assert config.tombstone_ttl == 600_000_000_000
     elsewhere = {"num_blocks", "host_blocks", "vocab_size", "policy"}  # from other settings
     not_yet = {

@@ -32,7 +32,7 @@ CONFIG = ModelConfig(
     mlp_bias=False,
     qk_norm=False,
 )
-BLOCK_BYTES = 2 * 30 * 3 * 64 * 16 * 2  # keys and values, layers, heads, head_dim, tokens, bf16
+BLOCK_BYTES = 2 * 30 * 3 * 64 * 64 * 2  # keys and values, layers, heads, head_dim, tokens, bf16
 
 
 @pytest.fixture
@@ -64,7 +64,18 @@ def test_a_quarter_of_the_memory_and_at_most_1_gib(
 def test_no_more_than_can_be_used(source: ModelSource, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_source, "available_memory", lambda: 1 << 40)
     few = KernelSettings(max_running=2, max_context=100)
-    assert kernel_config(source, few).num_blocks == 2 * 7  # 100 tokens take 7 blocks of 16
+    assert kernel_config(source, few).num_blocks == 2 * 2  # 100 tokens take 2 blocks of 64
+
+
+def test_blocks_are_large_on_a_cpu_unless_a_size_is_set(
+    source: ModelSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (7 << 30, 8 << 30))
+    on_card = replace(source, device=torch.device("cuda"))
+    unset, own = KernelSettings(host_memory=0), KernelSettings(host_memory=0, block_size=32)
+    assert kernel_config(source, unset).block_size == 64
+    assert kernel_config(on_card, unset).block_size == 16
+    assert kernel_config(source, own).block_size == kernel_config(on_card, own).block_size == 32
 
 
 def test_a_card_keeps_two_steps_in_flight_and_gives_kv_what_is_left(
@@ -79,7 +90,7 @@ def test_a_card_keeps_two_steps_in_flight_and_gives_kv_what_is_left(
     assert (kernel.max_in_flight, kernel.host_overlap) == (2, True)
     assert kernel.host_block_ns == 25_000.0
     assert kernel_config(on_card, KernelSettings(host_memory=0)).host_block_ns == 0
-    assert 0 < kernel.num_blocks < 6 * gib // BLOCK_BYTES  # a GiB is kept in reserve
+    assert 0 < kernel.num_blocks < 6 * gib // (BLOCK_BYTES // 4)  # a GiB is kept in reserve
     assert kernel_config(source, settings).max_in_flight == 1
     halves = kernel_config(on_card, settings, engines=2).num_blocks
     assert halves < kernel.num_blocks // 2
@@ -94,7 +105,9 @@ def test_an_8_bit_cache_holds_twice_as_many_blocks(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (7 << 30, 8 << 30))
     monkeypatch.setattr(model_source, "_move_time", lambda *_sizes: 1.0)
     wide = replace(source, device=torch.device(place))
-    settings = KernelSettings(kv_memory=10 * BLOCK_BYTES, host_memory=6 * BLOCK_BYTES)
+    settings = KernelSettings(
+        block_size=64, kv_memory=10 * BLOCK_BYTES, host_memory=6 * BLOCK_BYTES
+    )
     for form in (torch.float8_e4m3fn, torch.float8_e5m2):
         kernel = kernel_config(replace(wide, kv_dtype=form), settings)
         assert (kernel.num_blocks, kernel.host_blocks) == (20, 12)
