@@ -214,11 +214,11 @@ def _penalise(scores: Tensor, inputs: DrawInputs, history: History) -> None:
 
 
 def _edit(scores: Tensor, edits: Edits) -> None:
-    index, ids, values = (upload(array, scores.device) for array in edits.added)
-    if len(index):
+    if len(edits.added[0]):
+        index, ids, values = (upload(array, scores.device) for array in edits.added)
         scores.index_put_((index, ids), values, accumulate=True)
-    index, ids = (upload(array, scores.device) for array in edits.barred)
-    if len(index):
+    if len(edits.barred[0]):
+        index, ids = (upload(array, scores.device) for array in edits.barred)
         scores[index, ids] = -math.inf
     for row, barred in edits.allowed:
         scores[row].masked_fill_(upload(barred, scores.device), -math.inf)

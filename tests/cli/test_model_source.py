@@ -94,7 +94,7 @@ def test_a_card_keeps_two_steps_in_flight_and_gives_kv_what_is_left(
     assert kernel_config(source, settings).max_in_flight == 1
     halves = kernel_config(on_card, settings, engines=2).num_blocks
     assert halves < kernel.num_blocks // 2
-    with pytest.raises(ModelSourceError, match=r"kv_memory asks for 7\.00 GiB and 5\.57 GiB"):
+    with pytest.raises(ModelSourceError, match=r"kv_memory asks for 7\.00 GiB and 5\.55 GiB"):
         kernel_config(on_card, settings.model_copy(update={"kv_memory": 7 * gib}))
 
 

@@ -4,57 +4,159 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
+from engine.runtime.device_check import __main__ as script
 from engine.runtime.device_check.__main__ import main
 from engine.runtime.device_check.decode import read_weights
+from engine.runtime.device_check.mixed import NAME as MIXED
+from engine.runtime.device_check.parts import PARTS
+from engine.runtime.device_check.peers import NAME as PEER
 from engine.runtime.device_check.prefill import prefill_flops
+from engine.runtime.device_check.process import listen
 from engine.runtime.device_check.report import Row, as_json, table
+from engine.runtime.device_check.waiting import places
 from engine.runtime.loader import build_model
 from engine.runtime.random_weights import RandomWeights, geometry
 from tests.test_engine_imports import ABSENT
 
 ROOT = Path(__file__).parents[2]
+MODULE = "engine.runtime.device_check"
 
-SCRIPT = """
-import runpy, sys
+# read by every interpreter at start, also that of a part
+WITHOUT = f"""
+import sys
 
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ABSENT:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        if name.partition(".")[0] in {ABSENT!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
 sys.meta_path.insert(0, Absent())
-sys.argv = ["device_check", "--dry-run", "--json", sys.argv[1]]
-runpy.run_module("engine.runtime.device_check", run_name="__main__")
 """
+OURS = [part.name for part in PARTS if part.name != "peer"]
+
+
+def found_by(file, *options, **environment):
+    """What a dry run finds, by name; it must succeed."""
+    done = subprocess.run(
+        [sys.executable, "-m", MODULE, "--dry-run", "--json", str(file), *options],
+        cwd=ROOT,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = {row["name"]: row for row in json.loads(file.read_text())["rows"]}
+    assert all(f"| {name} |" in done.stdout for name in rows)
+    assert "dry run: on the CPU at tiny sizes" in done.stdout
+    return rows
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.model  # slow as those are
 def test_a_dry_run_prints_its_table_on_a_host_without_a_web_stack(tmp_path):
     pytest.importorskip("triton")
-    done = subprocess.run(
-        [sys.executable, "-c", f"ABSENT = {ABSENT!r}\n{SCRIPT}", str(tmp_path / "found.json")],
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT)
+    rows = found_by(
+        tmp_path / "found.json",
+        *("--only", *OURS),
+        TRITON_INTERPRET="1",
+        PYTHONPATH=str(tmp_path),
     )
-    assert done.returncode == 0, done.stderr
-    assert "dry run: on the CPU at tiny sizes" in done.stdout
-    found = json.loads((tmp_path / "found.json").read_text())
-    rows = {row["name"]: row for row in found["rows"]}
-    assert all(f"| {name} |" in done.stdout for name in rows)
     musts = [row for row in rows.values() if row["must"]]
-    assert len(musts) == 6  # text, attention and operators in two formats, draws
+    # text; attention and operators in two formats; attention over two 8-bit ones; five draws
+    assert len(musts) == 1 + 4 + 2 + 5
     assert all(row["met"] for row in musts)
     assert rows["decode step, batch 4, context 64"]["value"] > 0
     assert rows["decode step, batch 4, context 64"]["goal"] is None
+    assert rows["decode step, batch 4, context 64, 8-bit cache"]["value"] > 0
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.model
+def test_transformers_serves_the_same_requests(tmp_path):
+    """Its real interface, on the CPU; a row says how many times its rate ours is."""
+    pytest.importorskip("transformers")
+    rows = found_by(tmp_path / "found.json", "--only", "mixed", "peer")
+    assert rows[PEER]["value"] > 0
+    assert rows["ours, times its rate"]["value"] == rows[MIXED]["value"] / rows[PEER]["value"]
+
+
+def part_that(does):
+    """A command that does this after it has found one row."""
+    code = f"""
+import os, sys, time
+from engine.runtime.device_check.process import tell
+from engine.runtime.device_check.report import Row
+
+def rows():
+    yield Row("first", 1.0)
+    print("what a library says")
+    {does}
+
+os._exit(tell(rows()))
+"""
+    return [sys.executable, "-c", code]
+
+
+@pytest.mark.parametrize(
+    ("does", "fault"),
+    [
+        ("yield Row('second', note='all of it')", ""),
+        ("raise ValueError('no such thing')", "ValueError: no such thing"),
+        ("os.kill(os.getpid(), 11)", "its process ended with status -11"),
+        ("time.sleep(60)", "it was ended after 5 s"),
+    ],
+    ids=["well", "raises", "crashes", "hangs"],
+)
+@pytest.mark.model  # starts processes
+def test_what_a_part_found_is_kept_however_it_ends(does, fault):
+    heard = []
+    limit = 5.0 if "sleep" in does else 60.0
+    assert listen(part_that(does), limit, heard.append) == fault
+    assert heard == [Row("first", 1.0), Row("second", note="all of it")][: 2 if not fault else 1]
+
+
+def test_a_failed_part_costs_no_other_and_the_file_is_there_after_each(tmp_path, monkeypatch):
+    file, files = tmp_path / "found.json", []
+
+    def listened(command, limit, hear):
+        files.append(json.loads(file.read_text())["rows"] if file.exists() else [])
+        if "text" in command:
+            return "RuntimeError: no kernel image"
+        hear(Row("limit", limit))
+        return ""
+
+    monkeypatch.setattr(script, "listen", listened)
+    assert main(["--dry-run", "--only", "limits", "text", "times", "--json", str(file)]) == 1
+    assert [len(rows) for rows in files] == [0, 1, 2]
+    names = [row["name"] for row in json.loads(file.read_text())["rows"]]
+    assert names == ["limit", "part text", "limit"]
+    assert main(["--dry-run", "--only", "limits", "times", "--json", str(file)]) == 0
+    main(["--dry-run", "--only", "times", "--limit", "20", "--json", str(file)])
+    assert json.loads(file.read_text())["rows"][0]["value"] <= 20
+    assert main(["--dry-run", "--limit", "1", "--json", str(file)]) == 0
+    notes = {row["note"] for row in json.loads(file.read_text())["rows"]}
+    assert notes == {"no time was left for it"}
+
+
+def test_what_is_planned_fits_the_time_of_the_whole():
+    assert sum(part.usual for part in PARTS) <= script.LIMIT
+    assert all(part.usual <= part.limit for part in PARTS)
+
+
+def test_of_what_torch_warns_of_only_waits_are_counted():
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        warnings.warn("Synchronization debug mode is a prototype feature", stacklevel=1)
+        warnings.warn("called a synchronizing CUDA operation (Triggered in c10)", stacklevel=1)
+    assert [place.partition(":")[0] for place in places(told)] == ["test_device_check.py"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")

@@ -1,120 +1,122 @@
 """Correctness and speed on this machine's card, as a table and as JSON."""
 
 import argparse
+import os
 import platform
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from engine.core.config import KernelConfig
-from engine.runtime.device_check.correctness import correctness_rows
-from engine.runtime.device_check.decode import decode_rows
-from engine.runtime.device_check.kernels import kernel_rows
-from engine.runtime.device_check.limits import measure_limits
-from engine.runtime.device_check.mixed import mixed_rows, some_requests
-from engine.runtime.device_check.peers import peer_rows
-from engine.runtime.device_check.prefill import prefill_rows
-from engine.runtime.device_check.report import Row, as_json, table
+from engine.runtime.device_check.mixed import NAME as MIXED
+from engine.runtime.device_check.parts import PARTS, Part
+from engine.runtime.device_check.peers import NAME as PEER
+from engine.runtime.device_check.peers import comparison
+from engine.runtime.device_check.process import command_for, listen, tell
+from engine.runtime.device_check.report import Row, save, table
 from engine.runtime.device_check.target import DRY, Sizes, Target
-from engine.runtime.device_check.waiting import waiting_rows
-from engine.runtime.gpu.executor import GpuExecutor
-from engine.runtime.gpu.graphs import buckets
-from engine.runtime.gpu.memory import GIB, MIB, MemoryPlan, block_bytes, plan_memory
-from engine.runtime.loader import CARD_READERS, build_model
-from engine.runtime.model_config import ModelConfig
-from engine.runtime.random_weights import GEOMETRIES, RandomWeights, geometry
+from engine.runtime.random_weights import GEOMETRIES, geometry
 
-LIMIT = 480.0  # seconds that the whole should take; the peer gets what is left of them
+LIMIT = 480  # seconds that the whole may take
+SHORTEST = 10  # seconds without which a part is not begun
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit status: 0, 1 when something was not correct, 2 without a card."""
+    """Exit status: 0, 1 when something was not correct or a part failed, 2 without a card."""
     options = _parser().parse_args(arguments)
     if not options.dry_run and not torch.cuda.is_available():
         print("torch finds no CUDA device here; --dry-run shows the table on the CPU")
         return 2
-    target = _target(dry=options.dry_run)
-    name = options.random_weights or ("tiny" if target.dry else "llama-3-8b")
-    began, rows = time.perf_counter(), []
-    for found in check(target, geometry(name), peers=not options.no_peers):
+    name = options.random_weights or ("tiny" if options.dry_run else "llama-3-8b")
+    if options.part:
+        part = next(part for part in PARTS if part.name == options.part)
+        status = tell(part.rows(_target(dry=options.dry_run), geometry(name)))
+        os._exit(status)  # a library's thread that hangs would not let the process end
+    check = Check(options.dry_run, name, options.limit, options.json)
+    check.run([part for part in PARTS if not options.only or part.name in options.only])
+    print(check.told())
+    return 1 if check.faults or any(r.must and r.met is False for r in check.rows) else 0
+
+
+@dataclass
+class Check:
+    """All findings so far. They are saved as they come, so that a run cut short keeps them."""
+
+    dry: bool
+    geometry: str
+    limit: float
+    file: Path | None
+    rows: list[Row] = field(default_factory=list)
+    faults: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    began: float = field(default_factory=time.perf_counter)
+
+    def run(self, parts: Sequence[Part]) -> None:
+        usual = sum(part.usual for part in parts)
+        self._say(f"{len(parts)} parts, about {usual} s on a large card, at most {self.limit} s:")
+        for part in parts:
+            self._say(f"  {part.name}: {part.does}; about {part.usual} s, at most {part.limit} s")
+        for part in parts:
+            self._run(part)
+
+    def told(self) -> str:
+        """For people."""
+        about = "\n".join(f"{key}: {value}" for key, value in self._about().items())
+        return f"{about}\n\n{table(self.rows)}"
+
+    def _run(self, part: Part) -> None:
+        left = self.limit - self._elapsed()
+        if left < SHORTEST:
+            self._hear(Row(f"part {part.name}", note="no time was left for it"))
+            return
+        self._say(f"part {part.name} begins")
+        before = self._elapsed()
+        options = ["--random-weights", self.geometry, *(["--dry-run"] if self.dry else [])]
+        # a CPU's time says nothing of a card's
+        limit = left if self.dry else min(part.limit, left)
+        fault = listen(command_for(part.name, options), limit, self._hear)
+        self.seconds[part.name] = round(self._elapsed() - before, 1)
+        if fault:
+            self.faults[part.name] = fault
+            self._hear(Row(f"part {part.name}", note=f"FAILED: {fault}"))
+        rates = {row.name: row.value for row in self.rows}
+        if part.name == "peer" and (ours := rates.get(MIXED)) and (theirs := rates.get(PEER)):
+            self._hear(comparison(ours, theirs))
+        self._save()
+
+    def _hear(self, row: Row) -> None:
         # a card's goals and limits mean nothing on a CPU
-        row = replace(found, goal=None, share=None) if target.dry and not found.must else found
-        rows.append(row)
-        print(" | ".join(cell for cell in row.cells if cell), file=sys.stderr, flush=True)
-    about = _about(target, name) | {"seconds": round(time.perf_counter() - began, 1)}
-    print("\n".join(f"{key}: {value}" for key, value in about.items()) + "\n\n" + table(rows))
-    if options.json:
-        options.json.write_text(as_json(about, rows))
-    return 1 if any(row.must and row.met is False for row in rows) else 0
+        kept = replace(row, goal=None, share=None) if self.dry and not row.must else row
+        self.rows.append(kept)
+        self._say(" | ".join(cell for cell in kept.cells if cell))
+        self._save()
 
+    def _save(self) -> None:
+        if self.file:
+            save(self.file, self._about(), self.rows)
 
-def check(target: Target, shape: ModelConfig, *, peers: bool) -> Iterator[Row]:
-    """All findings, each as soon as it is there."""
-    began = time.perf_counter()
-    yield from correctness_rows(target, shape)
-    limits = measure_limits(target)
-    yield from limits.rows()
-    yield from kernel_rows(target, shape, limits)
-    sizes = target.sizes
-    longer = replace(shape, context_length=max(sizes.contexts) + 2 * sizes.steps)
-    config, planned = _sized(target, longer)
-    weights = RandomWeights(longer, target.dtype, target.device)
-    readers = 1 if target.dry else CARD_READERS
-    model = build_model(longer, weights, target.dtype, target.device, readers)
-    executor = target.cold(model, config)
-    yield _start_row(target, executor, config)
-    yield from waiting_rows(target, executor, config)
-    yield from decode_rows(target, model, executor, config, limits)
-    yield from prefill_rows(target, executor, config, limits, longer)
-    yield Row("memory left", target.memory()[0] / GIB, "GiB", note=f"planned: {planned}")
-    runs, full = mixed_rows(target, executor, config)
-    yield from runs
-    del executor, model
-    if peers:
-        target.memory()  # gives back what the allocator holds
-        patience = max(30.0, LIMIT - (time.perf_counter() - began))
-        requests = some_requests(target, config.vocab_size)
-        yield from peer_rows(target, shape, requests, full, patience)
+    def _say(self, line: str) -> None:
+        print(f"[{self._elapsed():6.1f} s] {line}", file=sys.stderr, flush=True)
 
+    def _elapsed(self) -> float:
+        return time.perf_counter() - self.began
 
-def _start_row(target: Target, executor: GpuExecutor, config: KernelConfig) -> Row:
-    """Capture and warm-up: how long, and what graphs and libraries keep of the memory."""
-    before, began = target.memory()[0], time.perf_counter()
-    executor.warm_up()
-    seconds = time.perf_counter() - began
-    count = len(buckets(config.max_running))
-    kept = (before - target.memory()[0]) / MIB
-    return Row(
-        "start: graphs captured, kernels compiled",
-        seconds,
-        "s",
-        more={"graphs": count, "MiB kept": kept, "MiB a graph, if all were theirs": kept / count},
-    )
+    def _about(self) -> dict[str, object]:
+        about: dict[str, object] = {"date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())}
+        if self.dry:
+            about["dry run"] = "on the CPU at tiny sizes: its times say nothing about a card"
+        else:
+            from triton import __version__ as triton_version
 
-
-def _sized(target: Target, shape: ModelConfig) -> tuple[KernelConfig, MemoryPlan]:
-    """As many KV blocks as the card has room for beside the model."""
-    sizes = target.sizes
-    config = KernelConfig(
-        num_blocks=1,
-        max_running=sizes.running,
-        max_step_tokens=sizes.step_tokens,
-        max_context=shape.context_length,
-        vocab_size=shape.vocab_size,
-        max_in_flight=2,
-        min_chunk=min(32, sizes.step_tokens // 2),
-        max_queued_tokens=1 << 40,
-    )
-    free, total = target.memory()
-    planned = plan_memory(shape, target.dtype, config, total=total, free=free)
-    useful = sizes.running * -(-config.max_context // config.block_size)
-    blocks = planned.blocks(block_bytes(shape, target.dtype, config.block_size), None, useful)
-    return replace(config, num_blocks=blocks), planned
+            about |= {"card": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
+            about["triton"] = triton_version
+        versions = {"torch": torch.__version__, "numpy": np.__version__}
+        about |= {"python": platform.python_version(), "geometry": self.geometry} | versions
+        return about | {"seconds": round(self._elapsed(), 1), "seconds by part": self.seconds}
 
 
 def _target(*, dry: bool) -> Target:
@@ -124,29 +126,23 @@ def _target(*, dry: bool) -> Target:
     return Target(torch.device("cuda", torch.cuda.current_device()), torch.bfloat16, Sizes())
 
 
-def _about(target: Target, geometry_name: str) -> dict[str, object]:
-    about: dict[str, object] = {"date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())}
-    if target.dry:
-        about["dry run"] = "on the CPU at tiny sizes: its times say nothing about a card"
-    else:
-        from triton import __version__ as triton_version
-
-        about["card"] = torch.cuda.get_device_name(target.device)
-        about["triton"] = triton_version
-    versions = {"torch": torch.__version__, "numpy": np.__version__}
-    return about | {"python": platform.python_version(), "geometry": geometry_name} | versions
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m engine.runtime.device_check", description=__doc__
     )
+    names = [part.name for part in PARTS]
     parser.add_argument("--dry-run", action="store_true", help="on the CPU, at tiny sizes")
     parser.add_argument(
         "--random-weights", choices=sorted(GEOMETRIES), help="geometry of the model (llama-3-8b)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings there too")
-    parser.add_argument("--no-peers", action="store_true", help="leave transformers out")
+    parser.add_argument(
+        "--only", nargs="+", choices=names, metavar="PART", help=f"of {', '.join(names)}"
+    )
+    parser.add_argument(
+        "--limit", type=float, default=LIMIT, metavar="SECONDS", help="of the whole (%(default)s)"
+    )
+    parser.add_argument("--part", choices=names, help=argparse.SUPPRESS)
     return parser
 
 

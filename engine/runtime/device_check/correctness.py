@@ -8,7 +8,7 @@ import torch
 
 from engine.core.config import KernelConfig
 from engine.core.plan import Sampling
-from engine.runtime.device_check.kernels import draw_inputs
+from engine.runtime.device_check.kernels import DRAWS, NARROW, draw_inputs, form_name
 from engine.runtime.device_check.mixed import Request, drive
 from engine.runtime.device_check.report import Row
 from engine.runtime.device_check.target import Target
@@ -23,8 +23,7 @@ TOLERANCE = {torch.bfloat16: 0.03, torch.float16: 0.004}
 SAME_DRAWS = 0.98  # kernels and torch round sums differently; a draw may fall on an edge
 
 
-def correctness_rows(target: Target, shape: ModelConfig) -> Iterator[Row]:
-    yield text_row(target)
+def kernel_checks(target: Target, shape: ModelConfig) -> Iterator[Row]:
     if not target.kernels:
         note = "a dry run has no card; TRITON_INTERPRET=1 interprets them"
         yield Row("kernels against float64", note=note)
@@ -34,7 +33,10 @@ def correctness_rows(target: Target, shape: ModelConfig) -> Iterator[Row]:
         for head_dim in target.sizes.head_dims:
             yield _attention_row(at, replace(shape, head_dim=head_dim))
         yield _operators_row(at, shape)
-    yield _draws_row(target, shape)
+    for stored in NARROW:
+        yield from _narrow_rows(replace(target, dtype=torch.bfloat16), shape, stored)
+    for name, draw in DRAWS.items():
+        yield _draws_row(target, shape, name, *draw)
 
 
 def text_row(target: Target) -> Row:
@@ -70,14 +72,35 @@ def text_row(target: Target) -> Row:
 
 
 def _attention_row(target: Target, shape: ModelConfig) -> Row:
-    from engine.runtime.device_check.rows import one_layer, prepared
+    from engine.runtime.device_check.rows import PreparedRows, few_heads
 
-    few = replace(one_layer(shape), num_heads=8, num_kv_heads=2, context_length=4096)
-    rows = prepared(target, few, target.sizes.rows)
+    rows = PreparedRows(target, few_heads(shape), target.sizes.rows, target.dtype)
     with torch.inference_mode():
         exact = rows.exact()
         found = rows.attend()
     return _error(f"attention, head size {shape.head_dim}", target.dtype, found, exact)
+
+
+def _narrow_rows(target: Target, shape: ModelConfig, stored: torch.dtype) -> Iterator[Row]:
+    """What is written to an 8-bit cache, and attention over what was written."""
+    from engine.runtime.device_check.rows import PreparedRows, few_heads
+
+    rows = PreparedRows(target, few_heads(shape), target.sizes.rows, stored)
+    with torch.inference_mode():
+        wanted = rows.new()
+        found = rows.attend()
+        written = rows.written()
+        exact = rows.exact()
+    name = f"cache {form_name(stored)}"
+    # numbers below the smallest normal one are rounded to a multiple of the smallest there is
+    floor = torch.finfo(stored).smallest_normal
+    off = float(((written - wanted).abs() / wanted.abs().clamp(min=floor)).max())
+    bound = torch.finfo(stored).eps / 2 + torch.finfo(target.dtype).eps
+    note = "largest relative difference: half of its last digit, and the model's"
+    # the interpreter loses the carry of what is rounded up to a power of two
+    must = not target.dry
+    yield Row(f"{name}: what is written", off, goal=bound, at_most=True, note=note, must=must)
+    yield _error(f"{name}: attention over it", target.dtype, found, exact)
 
 
 def _operators_row(target: Target, shape: ModelConfig) -> Row:
@@ -109,17 +132,16 @@ def _error(name: str, dtype: torch.dtype, found: torch.Tensor, exact: torch.Tens
     return Row(f"{name}, {kind}", worst, goal=goal, at_most=True, note=note, must=True)
 
 
-def _draws_row(target: Target, shape: ModelConfig) -> Row:
+def _draws_row(
+    target: Target, shape: ModelConfig, name: str, temperature: float, top_p: float, top_k: int
+) -> Row:
     from engine.runtime.kernels.backend import TritonChoice
 
     rows = target.sizes.kernel_batch
     scores = 3 * torch.randn(rows, shape.vocab_size, device=target.device)
     choice = TritonChoice(rows, shape.vocab_size, target.device)
-    same = []
-    for temperature, top_p in ((0.0, 1.0), (1.0, 1.0), (0.7, 0.9)):
-        inputs, best = draw_inputs(rows, temperature, top_p), scores.amax(-1)
-        found = choice(scores.clone(), best, inputs)
-        same.append((found == choose_in_torch(scores.clone(), best, inputs)).float().mean())
-    share = float(torch.stack(same).mean())
-    goal = 100 * SAME_DRAWS
-    return Row("draws are those of plain torch", 100 * share, "%", goal=goal, must=True)
+    inputs, best = draw_inputs(rows, temperature, top_p, top_k), scores.amax(-1)
+    found = choice(scores.clone(), best, inputs)
+    same = found == choose_in_torch(scores.clone(), best, inputs)
+    share, goal = float(same.float().mean()), 100 * SAME_DRAWS
+    return Row(f"draws of plain torch, {name}", 100 * share, "%", goal=goal, must=True)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
+import torch
+
 from engine.core.config import KernelConfig
 from engine.runtime.device_check.clients import StreamingClients
 from engine.runtime.device_check.limits import Limits
@@ -38,7 +40,7 @@ def decode_rows(
     """For every batch and context; then the gap beside the load of streaming clients."""
     for context in target.sizes.contexts:
         for size in target.sizes.batches:
-            yield _row(target, model, executor, config, limits, size, context)
+            yield decode_row(target, model, executor, config, limits, size, context, model.dtype)
     sizes = target.sizes
     batch = Batch(min(64, config.max_running), sizes.contexts[0], config, room=sizes.steps)
     clients = StreamingClients(sizes.clients)
@@ -56,7 +58,7 @@ def decode_rows(
     )
 
 
-def _row(
+def decode_row(
     target: Target,
     model: LlamaModel,
     executor: GpuExecutor,
@@ -64,14 +66,16 @@ def _row(
     limits: Limits,
     size: int,
     context: int,
+    kv_dtype: torch.dtype,
 ) -> Row:
+    """`size` sequences that know `context` tokens, in a cache of format `kv_dtype`."""
     name = f"decode step, batch {size}, context {context}"
     batch = Batch(size, context, config, room=target.sizes.steps)
-    needed = size * batch.blocks * block_bytes(model.config, model.dtype, config.block_size)
+    needed = size * batch.blocks * block_bytes(model.config, kv_dtype, config.block_size)
     if not batch.fits or size > config.max_running:
         return Row(name, note=f"its KV of {needed / 2**30:.0f} GiB does not fit")
     found = run_steps(target, executor, batch, nullcontext(), None)
-    per_token = block_bytes(model.config, model.dtype, 1)
+    per_token = block_bytes(model.config, kv_dtype, 1)
     moved = read_weights(model) + size * (batch.context + target.sizes.steps / 2) * per_token
     return Row(
         name,

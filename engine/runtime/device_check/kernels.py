@@ -2,17 +2,27 @@
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 
 import numpy as np
 import torch
 
 from engine.runtime.device_check.limits import Limits
+from engine.runtime.device_check.products import product_rows
 from engine.runtime.device_check.report import Row
 from engine.runtime.device_check.target import Target
 from engine.runtime.model_config import ModelConfig
 from engine.runtime.sampler import DrawInputs
 
 DECODE_GOAL = 0.8  # of the copy bandwidth, batch 64 at the longest context
+NARROW = (torch.float8_e4m3fn, torch.float8_e5m2)
+DRAWS = {  # temperature, top_p, top_k
+    "greedy": (0.0, 1.0, 0),
+    "hot": (1.0, 1.0, 0),
+    "hot, top_p": (1.0, 0.9, 0),
+    "hot, top_k": (1.0, 1.0, 40),
+    "hot, top_k and top_p": (1.0, 0.9, 40),
+}
 
 
 def kernel_rows(target: Target, shape: ModelConfig, limits: Limits) -> Iterator[Row]:
@@ -22,26 +32,30 @@ def kernel_rows(target: Target, shape: ModelConfig, limits: Limits) -> Iterator[
     yield from _attention_rows(target, shape, limits)
     yield from _pointwise_rows(target, shape, limits)
     yield from _draw_rows(target, shape, limits)
+    yield from product_rows(target, shape, limits)
 
 
 def _attention_rows(target: Target, shape: ModelConfig, limits: Limits) -> Iterator[Row]:
-    from engine.runtime.device_check.rows import one_layer, prepared
+    from engine.runtime.device_check.rows import PreparedRows, one_layer
 
     batch = target.sizes.kernel_batch
-    for context in target.sizes.contexts:
-        rows = prepared(target, one_layer(shape), [(context - 1, 1)] * batch)
-        seconds = target.seconds(rows.attend)
-        moved = batch * context * 2 * shape.kv_size * target.dtype.itemsize
+    for context, stored in product(target.sizes.contexts, (target.dtype, *NARROW)):
+        rows = PreparedRows(target, one_layer(shape), [(context - 1, 1)] * batch, stored)
+        seconds = target.replayed(rows.attend, target.sizes.layers)
+        moved = batch * context * 2 * shape.kv_size * stored.itemsize
+        exact = stored == target.dtype
+        name = f"decode attention, batch {batch}, context {context}"
         yield Row(
-            f"decode attention, batch {batch}, context {context}",
+            name if exact else f"{name}, cache {form_name(stored)}",
             seconds * 1e6,
             "µs",
             share=moved / seconds / limits.copy,
-            goal=DECODE_GOAL if context >= 8192 else None,
+            goal=DECODE_GOAL if exact and context >= 8192 else None,
             note="of copying; with the rotation and the cache write",
         )
     tokens = target.sizes.prefills[-1]
-    seconds = target.seconds(prepared(target, one_layer(shape), [(0, tokens)]).attend)
+    rows = PreparedRows(target, one_layer(shape), [(0, tokens)], target.dtype)
+    seconds = target.seconds(rows.attend)
     flops = 2 * shape.query_size * tokens * (tokens + 1)
     yield Row(
         f"prefill attention, {tokens} tokens",
@@ -76,17 +90,22 @@ def _draw_rows(target: Target, shape: ModelConfig, limits: Limits) -> Iterator[R
     choice = TritonChoice(batch, shape.vocab_size, target.device)
     scores = torch.randn(batch, shape.vocab_size, device=target.device)
     best = scores.amax(-1)
-    for name, heat, top_p in (("greedy", 0.0, 1.0), ("hot", 1.0, 1.0), ("hot, top_p", 1.0, 0.9)):
-        inputs = draw_inputs(batch, heat, top_p)
+    for name, (heat, top_p, top_k) in DRAWS.items():
+        inputs = draw_inputs(batch, heat, top_p, top_k)
         seconds = target.seconds(partial(choice, scores, best, inputs))
         size = scores.nbytes
         yield _moved(f"draw, batch {batch}, {name}", size, seconds, limits)
 
 
-def draw_inputs(rows: int, temperature: float, top_p: float) -> DrawInputs:
+def form_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def draw_inputs(rows: int, temperature: float, top_p: float, top_k: int) -> DrawInputs:
     """The same parameters for every row, and a seed of its own."""
     reals, whole = np.ones((6, rows), np.float32), np.zeros((4, rows), np.int32)
     reals[:3] = np.array([[temperature], [top_p], [0.0]])
+    whole[0] = top_k
     everyone, nobody = None, np.empty(0, np.int64)
     return DrawInputs(
         slots=np.arange(rows, dtype=np.int32),
@@ -95,7 +114,7 @@ def draw_inputs(rows: int, temperature: float, top_p: float) -> DrawInputs:
         whole=whole,
         seeds=np.arange(rows, dtype=np.uint64),
         chance=everyone if temperature else nobody,
-        filtered=everyone if top_p < 1 else nobody,
+        filtered=everyone if top_p < 1 or top_k else nobody,
         logprobs=np.full(rows, -1, np.int32),
     )
 

@@ -1,11 +1,17 @@
 """What the device could do at best, measured in the same run as what it does."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
 from engine.runtime.device_check.report import Row
 from engine.runtime.device_check.target import Target
+from engine.runtime.host_link import seconds_a_block
+from engine.runtime.kv_cache import KVCache
+from engine.runtime.model_config import ModelConfig
+
+MOVED_BLOCKS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +30,16 @@ class Limits:
             Row("limit: copying memory", self.copy / 1e9, "GB/s", note="read and written bytes"),
             Row("limit: matrix product", self.matrix / 1e12, "TFLOP/s", note="the model's format"),
         ]
+
+
+def limit_rows(target: Target, shape: ModelConfig) -> Iterator[Row]:
+    """The limits, and how fast KV moves to the host."""
+    yield from measure_limits(target).rows()
+    sizes = (MOVED_BLOCKS, 16, target.dtype, target.device, MOVED_BLOCKS)
+    cache = KVCache(shape, *sizes)
+    seconds = seconds_a_block(cache)
+    name, moved = "KV of 16 tokens to the host or back", cache.host[0].nbytes
+    yield Row(name, seconds * 1e6, "µs", more={"GB/s": moved / seconds / 1e9})
 
 
 def measure_limits(target: Target) -> Limits:

@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,6 +18,8 @@ from engine.runtime.device_check.target import Target
 from engine.runtime.gpu.executor import GpuExecutor
 from telemetry.events import Cause
 from telemetry.lineage import Lineage
+
+NAME = "mixed run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,29 +72,19 @@ def drive(executor: GpuExecutor, config: KernelConfig, requests: Sequence[Reques
     return Run([texts[number] for number in range(len(requests))], time.perf_counter() - began)
 
 
-def mixed_rows(
-    target: Target, executor: GpuExecutor, config: KernelConfig
-) -> tuple[list[Row], Run]:
+def mixed_rows(target: Target, executor: GpuExecutor, config: KernelConfig) -> Iterator[Row]:
     """With overlap and graphs; on the same executor with overlap off; and without graphs too."""
     requests = some_requests(target, config.vocab_size)
     low, high = target.sizes.lengths
-    name = f"mixed run, {len(requests)} requests of {low}–{high} tokens in and out"
     serial = replace(config, max_in_flight=1)
-    full = drive(executor, config, requests)
-    alone = drive(executor, serial, requests)
+    full = drive(executor, config, requests).rate
+    note = f"{len(requests)} requests of {low}–{high} tokens in and out, overlap and graphs"
+    yield Row(NAME, full, "tok/s", note=note)
+    alone = drive(executor, serial, requests).rate
+    yield Row(f"{NAME}, overlap off", alone, "tok/s", more={"gain": full / alone})
     executor.release_graphs()
-    eager = drive(executor, serial, requests)
-    rows = [
-        Row(name, full.rate, "tok/s", note="overlap and graphs"),
-        Row(f"{name}, overlap off", alone.rate, "tok/s", more={"gain": full.rate / alone.rate}),
-        Row(
-            f"{name}, overlap and graphs off",
-            eager.rate,
-            "tok/s",
-            more={"gain": full.rate / eager.rate},
-        ),
-    ]
-    return rows, full
+    eager = drive(executor, serial, requests).rate
+    yield Row(f"{NAME}, overlap and graphs off", eager, "tok/s", more={"gain": full / eager})
 
 
 def _submit(number: int, request: Request) -> Submit:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 HEADER = ("what", "measured", "of the limit", "goal", "")
 NOT_RUN = "not run"
@@ -62,6 +63,13 @@ def table(rows: Iterable[Row]) -> str:
 def as_json(about: dict[str, object], rows: Iterable[Row]) -> str:
     findings = [asdict(row) | {"met": row.met} for row in rows]
     return json.dumps({"about": about, "rows": findings}, indent=2) + "\n"
+
+
+def save(file: Path, about: dict[str, object], rows: Iterable[Row]) -> None:
+    """Replace `file` as a whole: whoever is ended meanwhile leaves the previous one."""
+    draft = file.with_name(file.name + ".part")
+    draft.write_text(as_json(about, rows))
+    draft.replace(file)
 
 
 def _number(value: float) -> str:

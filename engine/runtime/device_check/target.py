@@ -33,7 +33,9 @@ class Sizes:
     matrix: int = 8192  # rows and columns of the matrix measurement
     clients: int = 64  # streaming clients whose Python load runs beside decode steps
     seconds: float = 0.3  # of one timing, at least
+    rounds: int = 5  # of one timing, whose median is told
     kernel_batch: int = 64  # rows of a kernel that is timed alone
+    layers: int = 8  # calls of attention that are timed together
     head_dims: tuple[int, ...] = (64, 80, 96, 128)
     # (positions known, positions computed): one, at and across block borders, long, chunked
     rows: tuple[tuple[int, int], ...] = (
@@ -54,7 +56,9 @@ DRY = Sizes(
     matrix=64,
     clients=4,
     seconds=0.01,
+    rounds=1,
     kernel_batch=2,
+    layers=1,
     head_dims=(64,),
     rows=((0, 1), (16, 1), (31, 5)),
 )
@@ -80,10 +84,17 @@ class Target:
     def seam(self) -> Device:
         return FakeDevice() if self.dry else CudaDevice(self.device)
 
-    def cold(self, model: LlamaModel, config: KernelConfig, *, graphs: bool = True) -> GpuExecutor:
+    def cold(
+        self,
+        model: LlamaModel,
+        config: KernelConfig,
+        *,
+        graphs: bool = True,
+        kv_dtype: torch.dtype | None = None,
+    ) -> GpuExecutor:
         """A fresh executor, not warmed up."""
         make = fake_executor if self.dry else cuda_executor
-        return make(model, config, graphs=graphs)
+        return make(model, config, graphs=graphs, kv_dtype=kv_dtype)
 
     def executor(
         self, model: LlamaModel, config: KernelConfig, *, graphs: bool = True
@@ -108,8 +119,19 @@ class Target:
         """Of one call of `work`, the median of several rounds; launches overlap with the device."""
         with torch.inference_mode():
             once = self._round(work, 2)  # the first call compiles
-            calls = max(1, min(200, int(self.sizes.seconds / 5 / max(once, 1e-6))))
-            return median(self._round(work, calls) for _ in range(5))
+            each = self.sizes.seconds / self.sizes.rounds
+            calls = max(1, min(200, int(each / max(once, 1e-6))))
+            return median(self._round(work, calls) for _ in range(self.sizes.rounds))
+
+    def replayed(self, work: Callable[[], torch.Tensor], calls: int) -> float:
+        """As `seconds`, with `calls` calls in a graph, so that the host's part is not in it."""
+
+        def several() -> torch.Tensor:
+            for _ in range(calls - 1):
+                work()
+            return work()
+
+        return self.seconds(self.seam().capture(several)) / calls
 
     def _round(self, work: Callable[[], object], calls: int) -> float:
         self.synchronize()

@@ -1,9 +1,14 @@
 """The device seam on CUDA: streams, events, page-locked memory, graphs."""
 
+import threading
+
 import torch
 from torch import Tensor
 
 from engine.runtime.gpu.device import Compute, Mark, Work
+
+# Torch allows one capture at a time in a process, and engines may start on threads of their own.
+_capturing = threading.Lock()
 
 
 class CudaMark:
@@ -65,8 +70,10 @@ class CudaDevice:
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         # another engine may load its model on another thread meanwhile
-        recording = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
-        with torch.inference_mode(), recording:
+        recording = torch.cuda.graph(
+            graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"
+        )
+        with _capturing, torch.inference_mode(), recording:
             result = compute()
 
         def replay() -> Tensor:

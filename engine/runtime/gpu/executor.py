@@ -114,12 +114,14 @@ class GpuExecutor:
 
         Call it before the first plan. Writes to block 0 only, which is zeroed again.
         """
+        place = self._device.place
         with torch.inference_mode():
             if self._wants_graphs:
                 self._graphs = DecodeGraphs(self._device, self._config.max_running, self._ready)
             for plan in warm_up_plans(self._config):
                 self.wait(self.launch(plan))
-            self.cache.clear(torch.zeros(1, dtype=torch.int64, device=self._device.place))
+            # in line before the first plan: torch's own stream is not
+            self._main.run(lambda: self.cache.clear(upload(np.zeros(1, np.int64), place)))
 
     def release_graphs(self) -> None:
         """Run every step eagerly from now on."""

@@ -14,9 +14,9 @@ MIB, GIB = 1 << 20, 1 << 30
 RESERVE_SHARE, SMALLEST_RESERVE = 0.03, GIB
 # A graph's own nodes and arguments. Its activations are those of a step: all graphs share one pool.
 GRAPH_BYTES = 8 * MIB
-# Of drawing, for each logit: a float32 copy, the scores, one more for what is drawn by chance, and
-# what penalties count.
-DRAW_BYTES = 4 * 6
+# Of drawing, for each logit, where every row has penalties: a float32 copy, the scores, those that
+# change, what was seen and counted of each token, and three more while the two are put together.
+DRAW_BYTES = 4 * 8
 FLOAT = 4
 
 
