@@ -259,3 +259,24 @@ def cancel(fan_outs: int, *, as_json: bool) -> None:
         click.echo()
     details = {"races": [asdict(race) for race in races]}
     print_findings(cancel_bench.findings(races), as_json, details)
+
+
+@bench.command("retry-after")
+@click.option("--load", type=AMOUNT, default=1.5, show_default=True, help="Times the capacity.")
+@click.option("--seconds", type=AMOUNT, default=90.0, show_default=True, help="Of arrivals, twice.")
+@click.option("--probe", type=COUNT, default=200, show_default=True, help="Calls that show it.")
+@json_option
+def retry_after(load: float, seconds: float, probe: int, *, as_json: bool) -> None:
+    """What becomes of refused callers who come back when told, and of those who do not listen.
+
+    Over HTTP and on the real model, with a server of its own whose queues are short. Two tenants
+    send more than is served, open loop. In the first run the refused come back at the time of their
+    Retry-After; in the second by the backoff that stock clients use where there is none.
+    """
+    from loadgen import refusals
+
+    ways = refusals.measure(load, seconds, probe, note)
+    if not as_json:
+        print_table(refusals.HEADER, refusals.rows(ways))
+        click.echo()
+    print_findings(refusals.findings(ways), as_json, {"ways": [asdict(way) for way in ways]})
