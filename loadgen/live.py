@@ -5,6 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import count
+from math import inf
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -67,21 +68,24 @@ def on_passing_thread(work: Callable[[], T]) -> T:
 
 
 class ObservedExecutor:
-    """Notes the shape of every step. While `filling`, it takes steps in without computing them.
+    """Notes the shape of every step. It takes steps in without computing them up to one in which
 
-    Long contexts are there at once that way; what they hold does not matter to time.
+    `fill_until` sequences decode. Long contexts are there at once that way; what they hold does not
+    matter to time.
     """
 
     def __init__(self, inner: TorchExecutor, block_size: int) -> None:
-        self.filling = False
+        self.fill_until: float = 0
         self.shapes: dict[int, StepShape] = {}  # of computed steps that were not taken out yet
         self._inner = inner
         self._block_size = block_size
 
     def launch(self, plan: StepPlan) -> Ticket:
         """Compute the plan, or only its changes to the batch."""
-        if not self.filling:
-            self.shapes[plan.step] = shape_of(plan, self._block_size)
+        shape = shape_of(plan, self._block_size)
+        if shape.decode_sequences >= self.fill_until:
+            self.fill_until = 0
+            self.shapes[plan.step] = shape
             return self._inner.launch(plan)
         still = replace(
             plan, counts=np.zeros_like(plan.counts), samples=np.zeros_like(plan.samples)
@@ -171,10 +175,13 @@ class LiveEngine:
             GenerationRequest(lineage, flow, prompt, 1, max_tokens, GREEDY)
         )
 
-    def fill(self, *, on: bool) -> None:
-        """Whether steps from now on are taken in without being computed."""
+    def fill(self, until: float = inf) -> None:
+        """From now on take steps in without computing them, up to one in which `until` sequences
+
+        decode; 0 to compute all again.
+        """
         assert self._executor is not None  # there once the engine is ready
-        self._executor.filling = on
+        self._executor.fill_until = until
 
     def _build(self) -> ObservedExecutor:
         """Called on the engine thread, whose number of threads it sets."""
@@ -192,13 +199,18 @@ class LiveEngine:
         self._on_events(events)
 
 
-async def drain(generation: Generation) -> None:
-    """Read a generation to its end and drop what it says.
+async def drain(generation: Generation) -> Cause | None:
+    """Read a generation to its end and drop what it says; why it ended, None if that was read.
 
     LiveError if it ended otherwise than at its length or by our own cancelling.
     """
+    cause = None
     while outputs := await generation.next():
         for output in outputs:
             end = output.finished
-            if end is not None and end.cause not in (Cause.LENGTH, Cause.CANCELLED):
-                raise LiveError(f"the engine answered {end.cause.value}: {end.detail}")
+            if end is None:
+                continue
+            cause = end.cause
+            if cause not in (Cause.LENGTH, Cause.CANCELLED):
+                raise LiveError(f"the engine answered {cause.value}: {end.detail}")
+    return cause

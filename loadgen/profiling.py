@@ -37,7 +37,8 @@ MIXED_PROMPTS = (16, 64, 128, 256, 512)
 PROMPTS = (16, 32, 64, 128, 256, 512, 1024)
 PREFIXES = (0, 512, 1536)
 DECODES = 5  # steps of each decode batch in a pass
-LONG = 256  # output tokens of a decoding sequence: more than a round ever takes
+LONG = 256  # output tokens of a decoding sequence: more than a round takes but on a busy machine
+TRIES = 10  # of a round whose sequences came to their end before all was measured
 LINK_BLOCKS = 256  # moved to measure the way to the host
 
 Progress = Callable[[float], None]  # told the share of the time that has passed
@@ -198,51 +199,62 @@ class Profiler:
         self._samples.seconds += passed
 
     async def _round(self, one: Round) -> None:
-        before = len(self._engine.watch.steps)
-        await (self._beside_decodes(one) if one.decoding else self._alone(one))
+        """LiveError if sequences come to their end before all is measured, again and again."""
         wanted = {*one.prompts, *((0,) if one.decoding else ())}
-        for step in self._engine.watch.steps[before:]:
-            shape = step.shape
-            if shape.decode_sequences == one.decoding and shape.prefill_tokens in wanted:
-                self._samples.steps.setdefault((one, shape.prefill_tokens), []).append(step)
+        for _ in range(TRIES):
+            before = len(self._engine.watch.steps)
+            whole = await (self._beside_decodes(one) if one.decoding else self._alone(one))
+            if not whole:
+                continue
+            for step in self._engine.watch.steps[before:]:
+                shape = step.shape
+                if shape.decode_sequences == one.decoding and shape.prefill_tokens in wanted:
+                    self._samples.steps.setdefault((one, shape.prefill_tokens), []).append(step)
+            return
+        raise LiveError(
+            f"the machine is too busy to profile: {TRIES} times a sequence had said its {LONG} "
+            f"tokens before the steps beside it were measured"
+        )
 
-    async def _alone(self, one: Round) -> None:
+    async def _alone(self, one: Round) -> bool:
         prefix = self._prompt(one.context)
         if one.context:
-            self._engine.fill(on=True)
+            self._engine.fill()
             await drain(self._engine.generate(prefix, 1))
-            self._engine.fill(on=False)
+            self._engine.fill(until=0)
         for tokens in one.prompts:
             prompt = np.concatenate([prefix, self._prompt(tokens)])
             await drain(self._engine.generate(prompt, 1))
+        return True
 
-    async def _beside_decodes(self, one: Round) -> None:
+    async def _beside_decodes(self, one: Round) -> bool:
+        """Returns whether all sequences decoded until everything was measured."""
         engine = self._engine
-        engine.fill(on=True)
-        streams = [engine.generate(self._prompt(length), LONG) for length in contexts(one)]
-        for stream in streams:
-            await _read(stream)
-        engine.fill(on=False)
-        readers = [asyncio.create_task(drain(stream)) for stream in streams[1:]]
         wanted = len(engine.watch.steps) + DECODES
-        while len(engine.watch.steps) < wanted:
-            await _read(streams[0])
+        engine.fill(until=one.decoding)
+        streams = [engine.generate(self._prompt(length), LONG) for length in contexts(one)]
+        readers = [asyncio.create_task(drain(stream)) for stream in streams[1:]]
+        while len(engine.watch.steps) < wanted and await _goes_on(streams[0]):
+            pass
         for tokens in one.prompts:
             await drain(engine.generate(self._prompt(tokens), 1))
         for stream in streams:
             stream.cancel(Cause.CANCELLED)
-        await asyncio.gather(drain(streams[0]), *readers)
+        ends = await asyncio.gather(drain(streams[0]), *readers)
+        engine.fill(until=0)
+        return all(end is Cause.CANCELLED for end in ends)
 
     def _prompt(self, tokens: int) -> IntArray:
         """Random, so that no two prompts share blocks by chance."""
         return self._random.integers(0, self._vocabulary, tokens).astype(np.int32)
 
 
-async def _read(stream: Generation) -> None:
-    """Read what is pending, or wait for more. LiveError if the stream ends."""
-    outputs = await stream.next()
-    if not outputs or outputs[0].finished:
-        raise LiveError(f"a stream of the profile ended early: {outputs}")
+async def _goes_on(stream: Generation) -> bool:
+    """Read what is pending, or wait for more. LiveError if the stream ended before its length."""
+    end = (await stream.next())[-1].finished
+    if end is not None and end.cause is not Cause.LENGTH:
+        raise LiveError(f"a stream of the profile ended early: {end.cause.value}: {end.detail}")
+    return end is None
 
 
 def _order(item: tuple[Key, list[Step]]) -> tuple[int, int, int]:

@@ -134,6 +134,14 @@ def test_a_cache_too_small_to_profile_is_refused(tiny):
         profiling.measure(small, 0.01, lambda _share: None)
 
 
+def test_sequences_that_end_before_all_is_measured_are_no_profile(tiny, monkeypatch):
+    """As on a machine so busy that a round takes longer than they do."""
+    monkeypatch.setattr(profiling, "LONG", profiling.DECODES - 1)
+    small = replace(tiny, kernel=replace(KERNEL, num_blocks=100, max_context=300))
+    with pytest.raises(LiveError, match="10 times a sequence had said its 4 tokens"):
+        profiling.measure(small, 0.01, lambda _share: None)
+
+
 def test_steps_of_a_linear_device_are_foretold_and_the_warm_up_is_not_counted():
     shapes = [StepShape(0, 0, 1 + n % 32, 200 * (1 + n % 32)) for n in range(300)]
     shapes += [StepShape(n % 400 + 2, (n % 400 + 2) * 100, 16, 3000) for n in range(300)]
