@@ -25,6 +25,8 @@ def lengths() -> Iterator[tuple[str, int, int]]:
 
 def functions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, int]]:
     for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr):
+            continue  # most nodes are in expressions, and no function is
         inner = prefix
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             inner = f"{prefix}{child.name}."

