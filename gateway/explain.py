@@ -35,7 +35,8 @@ class Explain:
         found = await gateway.search(tenant, find_and_explain, name)
         if not found:
             raise ApiError(
-                Reason.NOT_FOUND, f"No call {name!r} of yours is known, or not any more."
+                Reason.NOT_FOUND,
+                f"No call {name!r} of yours is known to this server, or not any more.",
             )
         return JSONResponse(
             {

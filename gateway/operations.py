@@ -190,7 +190,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "GET",
         _TASK,
-        "Tell how one's own task stands.",
+        "Tell how one's own task stands on the server that is asked.",
         ("object", "task", "committed", "states", "causes", "usage", "sequences"),
         refusals=_TENANTS | _VALUE | _ABSENT,
     ),
@@ -209,7 +209,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "GET",
         "/v1/requests/{request}/explain",
-        "Tell where the time of one's own call went.",
+        "Tell where the time of one's own call went, on the server that answered it.",
         ("object", "request", "sequences"),
         refusals=_TENANTS | _VALUE | _ABSENT,
     ),

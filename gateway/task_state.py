@@ -39,7 +39,8 @@ class TaskState:
         told = [found for _, found in await gateway.search(tenant, tell, name)]
         if not told:
             raise ApiError(
-                Reason.NOT_FOUND, f"No task {name!r} of yours is known, or not any more."
+                Reason.NOT_FOUND,
+                f"No task {name!r} of yours is known to this server, or not any more.",
             )
         winner = gateway.commits.winner(tenant, name)
         return JSONResponse(
