@@ -8,7 +8,7 @@ import torch
 from engine.core.config import KernelConfig
 from engine.runtime.loader import build_model
 from engine.sim.profile import StepShape
-from loadgen import engine_bench
+from loadgen import engine_bench, machine
 from loadgen.engine_bench import EngineSpeed, Mixed, Pace, findings
 from loadgen.live import LiveModel
 from loadgen.machine import Machine, Roofline
@@ -50,7 +50,9 @@ def test_shares_are_of_the_limit_and_only_the_host_of_batch_32_is_judged():
     assert engine_bench.rows(speed)[0][2:] == ("1,067", "15.0 ms", "50%")
 
 
-def test_every_kind_of_step_is_measured_on_an_engine():
+def test_every_kind_of_step_is_measured_on_an_engine(monkeypatch):
+    monkeypatch.setattr(machine, "SIDE", 256)
+    monkeypatch.setattr(machine, "BUFFER", 4 << 20)
     config = replace(TINY, context_length=4096)
     model = build_model(config, RandomWeights(config), torch.float32, torch.device("cpu"))
     kernel = KernelConfig(num_blocks=3000, max_context=4096, vocab_size=config.vocab_size)
