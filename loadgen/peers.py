@@ -14,6 +14,7 @@ from loadgen.server import serving
 
 TOKENS = range(1000, 40_000)  # ordinary ones, of a vocabulary of at least that many
 OURS = "watermaster"
+PAUSE = 2.0  # seconds between turns: vLLM's worker keeps a core busy for one after its last request
 HEADER = ("load", "server", "output tokens/s", "TTFT")
 
 Report = Callable[[str], None]
@@ -98,6 +99,8 @@ async def _measure(
             calls = load.calls(number)
             for peer in peers:
                 report(f"{load.name}, {number} of {repeat}: {peer.name}")
+                if len(peers) > 1:
+                    await asyncio.sleep(PAUSE)
                 answers, seconds = await all_at_once(peer, calls, load.together)
                 runs.append(_run(load, peer, answers, seconds))
     return runs
