@@ -53,6 +53,7 @@ def _attention_rows(target: Target, shape: ModelConfig, limits: Limits) -> Itera
             goal=DECODE_GOAL if exact and context >= 8192 else None,
             note="of copying; with the rotation and the cache write",
         )
+    yield from _cut_rows(target, shape, limits)
     tokens = target.sizes.prefills[-1]
     rows = PreparedRows(target, one_layer(shape), [(0, tokens)], target.dtype)
     seconds = target.seconds(rows.attend)
@@ -64,6 +65,21 @@ def _attention_rows(target: Target, shape: ModelConfig, limits: Limits) -> Itera
         share=flops / seconds / limits.matrix,
         note="of the matrix rate; the triangle alone counted",
     )
+
+
+def _cut_rows(target: Target, shape: ModelConfig, limits: Limits) -> Iterator[Row]:
+    """Decode attention with contexts cut more coarsely and more finely than they are."""
+    from engine.runtime.device_check.rows import PreparedRows, one_layer
+
+    sizes = target.sizes
+    for batch, context, per_core in product(sizes.batches[:3], sizes.contexts, sizes.cuts):
+        few = [(context - 1, 1)] * batch
+        rows = PreparedRows(target, one_layer(shape), few, target.dtype, per_core=per_core)
+        seconds = target.replayed(rows.attend, target.sizes.layers)
+        moved = batch * context * 2 * shape.kv_size * target.dtype.itemsize
+        name = f"{batch} x {context}, {per_core} items a multiprocessor"
+        share = moved / seconds / limits.copy
+        yield Row(f"decode attention, {name}", seconds * 1e6, "µs", share=share)
 
 
 def _pointwise_rows(target: Target, shape: ModelConfig, limits: Limits) -> Iterator[Row]:

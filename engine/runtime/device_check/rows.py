@@ -27,7 +27,7 @@ class PreparedRows:
     """One layer's attention over rows of given lengths.
 
     `rows` are (positions known before, positions computed); the former ones' KV is random, in a
-    cache of the format `stored`.
+    cache of the format `stored`. `more` is for `TritonAttention`.
     """
 
     def __init__(
@@ -36,6 +36,7 @@ class PreparedRows:
         shape: ModelConfig,
         rows: Sequence[tuple[int, int]],
         stored: torch.dtype,
+        **more: int,
     ) -> None:
         from engine.runtime.kernels.backend import TritonAttention
 
@@ -46,7 +47,7 @@ class PreparedRows:
         self._cache = KVCache(*self._sizes, target.dtype, target.device, stored=stored)
         _fill(self._cache)
         rope = RotaryTable(shape, self._longest, target.device)
-        self._attention = TritonAttention(shape, self._cache, rope, len(rows))
+        self._attention = TritonAttention(shape, self._cache, rope, len(rows), **more)
         plan, state = _planned(rows, config)
         self._laid = laid = lay_out(plan, state, BLOCK, self._attention.tiles)
         positions = len(laid.positions)

@@ -36,6 +36,7 @@ class Sizes:
     rounds: int = 5  # of one timing, whose median is told
     kernel_batch: int = 64  # rows of a kernel that is timed alone
     layers: int = 8  # calls of attention that are timed together
+    cuts: tuple[int, ...] = (3, 8, 16)  # items of decode attention for each multiprocessor
     head_dims: tuple[int, ...] = (64, 80, 96, 128)
     # (positions known, positions computed): one, at and across block borders, long, chunked
     rows: tuple[tuple[int, int], ...] = (
@@ -59,6 +60,7 @@ DRY = Sizes(
     rounds=1,
     kernel_batch=2,
     layers=1,
+    cuts=(2,),
     head_dims=(64,),
     rows=((0, 1), (16, 1), (31, 5)),
 )
@@ -131,6 +133,7 @@ class Target:
                 work()
             return work()
 
+        self.synchronize()  # what `work` reads may still be under way
         return self.seconds(self.seam().capture(several)) / calls
 
     def _round(self, work: Callable[[], object], calls: int) -> float:

@@ -56,8 +56,9 @@ class CudaDevice:
         return self._device
 
     def queue(self) -> CudaQueue:
-        # what was launched so far (weights, empty caches) is on torch's default stream
-        torch.cuda.synchronize(self._device)
+        # what was launched so far (weights, empty caches) is on torch's default stream, which ours
+        # do not wait for; to wait for the whole card would break another engine's capture
+        torch.cuda.default_stream(self._device).synchronize()
         return CudaQueue(self._device)
 
     def pinned(self, size: int, dtype: torch.dtype) -> Tensor:
@@ -67,7 +68,7 @@ class CudaDevice:
         # the first run compiles kernels and lets libraries allocate, neither of which a graph may
         with torch.cuda.stream(self._side), torch.inference_mode():
             compute()
-        torch.cuda.synchronize(self._device)
+        self._side.synchronize()
         graph = torch.cuda.CUDAGraph()
         # another engine may load its model on another thread meanwhile
         recording = torch.cuda.graph(

@@ -26,6 +26,7 @@ from engine.runtime.kernels import (
     sample,
     silu_mul,
 )
+from engine.runtime.kernels.decode_plan import ITEMS_PER_CORE
 from engine.runtime.kv_cache import KVCache
 from engine.runtime.model_config import ModelConfig
 from engine.runtime.operators import Rotation
@@ -86,12 +87,20 @@ class TritonStep:
 
 
 class TritonAttention:
-    """Rotates, writes the cache and attends. For up to `most_rows` rows of one position."""
+    """Rotates, writes the cache and attends. For up to `most_rows` rows of one position.
+
+    `per_core` is how many items of a decode step each multiprocessor gets.
+    """
 
     wants_clean_blocks = False  # what no position has written is neither read nor multiplied
 
     def __init__(
-        self, config: ModelConfig, cache: KVCache, rope: RotaryTable, most_rows: int
+        self,
+        config: ModelConfig,
+        cache: KVCache,
+        rope: RotaryTable,
+        most_rows: int,
+        per_core: int = ITEMS_PER_CORE,
     ) -> None:
         self._cache, self._rope = cache, rope
         self._heads = config.num_heads
@@ -99,7 +108,7 @@ class TritonAttention:
         self._scale = 1.0 / math.sqrt(config.head_dim)
         device = cache.blocks.device
         sizes = config.num_heads, config.num_kv_heads, config.head_dim
-        self._plan = DecodePlan.allocate(most_rows, *sizes, device)
+        self._plan = DecodePlan.allocate(most_rows, *sizes, device, per_core)
         self._rows = torch.arange(most_rows, dtype=torch.int32, device=device)
 
     def tiles(self, starts: IntArray, counts: IntArray, offsets: IntArray) -> IntArray:

@@ -37,10 +37,16 @@ class DecodePlan:
 
     @classmethod
     def allocate(
-        cls, batch: int, heads: int, kv_heads: int, head_dim: int, device: torch.device
+        cls,
+        batch: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        device: torch.device,
+        per_core: int = ITEMS_PER_CORE,
     ) -> "DecodePlan":
         """For up to `batch` sequences; the memory does not depend on their contexts."""
-        target = -(-ITEMS_PER_CORE * multiprocessors(device) // kv_heads)
+        target = -(-per_core * multiprocessors(device) // kv_heads)
         capacity = target + batch
         return cls(
             first=torch.empty(batch + 1, dtype=torch.int32, device=device),
