@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from gateway.config import StoreSettings
     from tenants.store import Store
 
+PATIENCE = 2.0  # seconds for the store to answer: a person waits
+
 T = TypeVar("T")
 
 
@@ -60,7 +62,7 @@ def _person() -> str:
 async def _run(url: str, action: Callable[["Store"], Awaitable[T]]) -> T:
     from tenants.store import Store
 
-    store = await Store.connect(url, patience=2)  # a person waits
+    store = await Store.connect(url, patience=PATIENCE)
     try:
         return await action(store.acting_as(_person()))
     finally:

@@ -196,6 +196,7 @@ def test_a_store_that_is_away_has_its_own_exit_code(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WATERMASTER_REDIS_URL", "unix:///nowhere.sock")
+    monkeypatch.setattr("gateway.cli.store.PATIENCE", 0.1)
     assert run("tenants", "list", code=4).stderr.startswith("error: the store does not answer")
 
 

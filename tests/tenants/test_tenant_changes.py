@@ -181,7 +181,10 @@ async def test_a_bad_change_of_a_key_names_its_field(
     assert await store.get_key(world.public_id) == before
 
 
-async def test_a_listener_ends_when_told_to_even_while_it_connects(valkey_url: str) -> None:
+async def test_a_listener_ends_when_told_to_even_while_it_connects(
+    valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenants.connection._CANCEL_SECONDS", 0.02)  # it waits most of the time
     for head_start in range(12):  # turns of the loop; at some of them one is swallowed
         connection = Connection(valkey_url)
         listening = asyncio.create_task(connection.listen("channel", lambda _: None))
