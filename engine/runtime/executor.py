@@ -93,6 +93,8 @@ class TorchExecutor:
         return time.perf_counter_ns() - began
 
     def _clear_entered(self, plan: StepPlan) -> None:
+        if not self._model.wants_clean_blocks:
+            return
         blocks = self._state.entered(plan)
         if len(blocks):
             self.cache.clear(torch.from_numpy(blocks).to(self._model.device))

@@ -36,6 +36,11 @@ class Model(Protocol):
     @property
     def device(self) -> torch.device: ...
 
+    @property
+    def wants_clean_blocks(self) -> bool:
+        """Whether unwritten positions of a block must be zero."""
+        ...
+
     def bind(self, cache: KVCache) -> Forward:
         """The forward pass over `cache`, for one thread at a time."""
         ...
@@ -81,6 +86,11 @@ class LlamaModel:
     head: Linear
     rope: RotaryTable
     operators: Operators
+
+    @property
+    def wants_clean_blocks(self) -> bool:
+        """Yes: rows of several positions are attended to in whole blocks."""
+        return True
 
     def bind(self, cache: KVCache) -> Forward:
         """The forward pass over `cache`, with the quickest attention there is for it."""

@@ -122,6 +122,7 @@ class NativeLlama:
         self.config = config
         self.dtype = torch.bfloat16
         self.device = torch.device("cpu")
+        self.wants_clean_blocks = False  # nothing is read beyond a sequence's end
         self.step = step
         self._kept: list[object] = []  # what the structs point to
         self._room = Room(_room(config, tied=embedding is None))
