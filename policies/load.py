@@ -11,7 +11,8 @@ MEMORY = 60.0  # seconds over which an arrival is remembered, exponentially
 class OfferedLoad:
     """Device seconds per second asked for by each of at most `capacity` tenants.
 
-    Refused requests count too. The least recently heard of are forgotten first.
+    Refused requests count too, whatever for, and who returns to a promised place only once. The
+    least recently heard of are forgotten first.
     """
 
     def __init__(self, capacity: int) -> None:

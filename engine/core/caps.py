@@ -45,10 +45,6 @@ class Queue:
             and backlog.tokens + held.tokens + count * len(submit.prompt) <= part * self.tokens
         )
 
-    @property
-    def owner(self) -> str:
-        return "the tenant's queue" if self.node.path else "the server's queue"
-
     def mean_tokens(self, submit: Submit) -> float:
         """Tokens of those in line, promised returns included; of the newcomer where none is."""
         count = self.backlog.sequences + self.held.sequences
@@ -64,8 +60,6 @@ def make_place(state: KernelState, submit: Submit, probe: Sequence, now: int) ->
     tenant = state.tree.find(probe.flow.path[:1])
     assert tenant is not None  # the probe's flow lies below it
     own, everyone = _queues(state, submit, tenant)
-    _check_size(own, submit)
-    _check_size(everyone, submit)
     for queue in (own, everyone):
         held_back = _held_back(state, queue, own, submit, now)
         _make_place_in(state, queue, submit, probe, now, held_back=held_back)
@@ -129,18 +123,6 @@ def _queues(state: KernelState, submit: Submit, tenant: Flow) -> tuple[Queue, Qu
     return own, everyone
 
 
-def _check_size(queue: Queue, submit: Submit) -> None:
-    """Nobody has to make room, nor to wait, for what an empty queue does not hold."""
-    count = len(submit.sequences)
-    tokens = count * len(submit.prompt)
-    if count > queue.sequences or tokens > queue.tokens:
-        raise Refusal(
-            Cause.TOO_LARGE,
-            f"{count} sequences with {tokens} prompt tokens in all can never wait: {queue.owner} "
-            f"holds at most {queue.sequences} sequences and {queue.tokens} tokens",
-        )
-
-
 def _make_place_in(
     state: KernelState,
     queue: Queue,
@@ -188,11 +170,12 @@ def _needed(state: KernelState, queue: Queue, submit: Submit, now: int) -> Tally
 
 
 def _full(state: KernelState, queue: Queue, submit: Submit) -> Refusal:
+    owner = "the tenant's queue" if queue.node.path else "the server's queue"
     backlog, held, count = queue.backlog, queue.held, len(submit.sequences)
     promised = f", and {held.sequences} places in it are promised" if held.sequences else ""
     return Refusal(
         Cause.QUEUE_FULL if queue.node.path else Cause.SATURATED,
-        f"{queue.owner} holds {backlog.sequences} of {queue.sequences} sequences and "
+        f"{owner} holds {backlog.sequences} of {queue.sequences} sequences and "
         f"{backlog.tokens} of {queue.tokens} tokens{promised}",
         _wait(
             state,

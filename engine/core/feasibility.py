@@ -36,14 +36,13 @@ SENTENCES = {
 
 
 def output_cap(
-    state: KernelState, submit: Submit, probe: Sequence, now: int, *, claimed: bool
+    state: KernelState, submit: Submit, probe: Sequence, cost: float, now: int, *, claimed: bool
 ) -> int:
     """The output cap with which a submission is taken in; raises Refusal if it is not.
 
-    `probe` is its sequence as it would wait. A caller who claims a promised place is only refused
-    what cannot be done at all.
+    `probe` is its sequence as it would wait, `cost` its price in device seconds. A caller who
+    claims a promised place is only refused what cannot be done at all.
     """
-    cost = _note_load(state, submit, probe, now)
     mode = _mode(state, submit)
     wish = _wish(state, submit, now)
     if mode == "accept" or not wish.has_deadline:
@@ -119,15 +118,19 @@ def _forecast(state: KernelState, probe: Sequence, start: float, wish: Wish) -> 
     return Forecast(start, first, first + output, token)
 
 
-def _note_load(state: KernelState, submit: Submit, probe: Sequence, now: int) -> float:
-    """Count what is asked for; returns its price in device seconds."""
-    outlook, tenant = state.outlook, probe.lineage.tenant
-    length = outlook.lengths.of(tenant)
-    cost = outlook.cost(probe.prompt_length, length, submit.max_tokens) * len(submit.sequences)
+def cost_of(state: KernelState, submit: Submit) -> float:
+    """The price of what is asked for, in device seconds."""
+    outlook = state.outlook
+    length = outlook.lengths.of(submit.lineage.tenant)
+    return outlook.cost(len(submit.prompt), length, submit.max_tokens) * len(submit.sequences)
+
+
+def note_load(state: KernelState, submit: Submit, cost: float, now: int) -> None:
+    """Count what is asked for, whatever becomes of it, a full queue's refusal included."""
+    outlook, tenant = state.outlook, submit.lineage.tenant
     outlook.offered.observe(tenant, submit.flow[0].weight, now, cost)
     if _mode(state, submit) == "goodput":
         outlook.gate(tenant).observe(now, cost)
-    return cost
 
 
 def _closed_gate(state: KernelState, probe: Sequence, cost: float, now: int) -> Ground | None:

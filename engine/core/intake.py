@@ -13,7 +13,7 @@ from engine.core.commands import (
     FlowNode,
     Submit,
 )
-from engine.core.feasibility import output_cap, watch_newcomer
+from engine.core.feasibility import cost_of, note_load, output_cap, watch_newcomer
 from engine.core.outputs import Finished
 from engine.core.promise_desk import book, claim, standing
 from engine.core.refusal import SECOND, UNKNOWN_WAIT, Refusal
@@ -105,11 +105,13 @@ def _admit(state: KernelState, submit: Submit, now: int) -> tuple[Sequence, int]
     flow.priority = submit.flow[-1].priority
     probe = Sequence(submit, 0, flow=flow, group=Group(), arrived=now)
     place = claim(state, submit, flow.path, now)
+    cost = cost_of(state, submit)
     if place is not None:
-        probe.since = place.booked
+        probe.since = place.booked  # it was counted when it was refused
     else:
+        note_load(state, submit, cost, now)
         make_place(state, submit, probe, now)
-    cap = output_cap(state, submit, probe, now, claimed=place is not None)
+    cap = output_cap(state, submit, probe, cost, now, claimed=place is not None)
     return probe, cap
 
 
@@ -145,6 +147,21 @@ def _check_size(state: KernelState, submit: Submit) -> None:
             Cause.TOO_LARGE,
             f"{len(prompt)} prompt tokens and {submit.max_tokens} output tokens can never fit: "
             f"a sequence may hold {room} tokens",
+        )
+    _check_queues(state, submit)
+
+
+def _check_queues(state: KernelState, submit: Submit) -> None:
+    """Nobody has to make room, nor to wait, for what an empty queue does not hold."""
+    config, count = state.config, len(submit.sequences)
+    tokens = count * len(submit.prompt)
+    most = min(submit.queue_requests or config.tenant_queued_requests, config.max_queued_requests)
+    most_tokens = min(submit.queue_tokens or config.tenant_queued_tokens, config.max_queued_tokens)
+    if count > most or tokens > most_tokens:
+        raise Refusal(
+            Cause.TOO_LARGE,
+            f"{count} sequences with {tokens} prompt tokens in all can never wait: the queue holds "
+            f"at most {most} sequences and {most_tokens} tokens",
         )
 
 

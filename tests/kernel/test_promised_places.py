@@ -95,6 +95,28 @@ def test_a_hint_is_about_when_the_place_is_there():
     assert told == pytest.approx([(i + 1) * told[0] for i in range(8)], rel=0.01)
 
 
+def test_what_a_full_queue_refuses_is_asked_for_all_the_same_and_once():
+    world = learned(tenant_queued_requests=CAP)
+    full(world)
+    state = world.scheduler._state
+
+    def offered(change):
+        now = world.clock.now()
+        before = state.outlook.offered.of("a", now)
+        change()
+        return state.outlook.offered.of("a", now) - before
+
+    one = offered(lambda: refuse(world, 1))
+    assert one > 0
+    assert offered(lambda: refuse(world, 3)) == pytest.approx(3 * one)
+    assert offered(lambda: world.submit("a", 20, 60, queue_tokens=19)) == 0  # nobody can give that
+    (promise, *_) = state.promises.of(("a",))
+    while world.clock.now() < promise.due:
+        world.step()
+    assert offered(lambda: world.submit("a", 20, 60, claims=("t0",))) == 0
+    assert world.scheduler.waiting > 0
+
+
 def test_places_of_work_put_aside_are_not_waited_for():
     """Eight are refused by a queue that moves slowly, while three who ran wait to run again."""
     world = learned(tenant_queued_requests=CAP)
