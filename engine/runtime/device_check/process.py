@@ -48,6 +48,9 @@ def listen(command: Sequence[str], limit: float, hear: Callable[[Row], None]) ->
         try:
             assert process.stdout is not None  # it is a pipe
             for line in process.stdout:
+                if not line.startswith("{"):  # a library that prints as it is imported
+                    sys.stderr.write(line)
+                    continue
                 found = json.loads(line)
                 if "fault" in found:
                     fault = found["fault"]
