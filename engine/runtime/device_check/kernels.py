@@ -79,7 +79,8 @@ def _cut_rows(target: Target, shape: ModelConfig, limits: Limits) -> Iterator[Ro
         moved = batch * context * 2 * shape.kv_size * target.dtype.itemsize
         name = f"{batch} x {context}, {per_core} items a multiprocessor"
         share = moved / seconds / limits.copy
-        yield Row(f"decode attention, {name}", seconds * 1e6, "µs", share=share)
+        note = "of copying; what fits the card's cache is read from there"
+        yield Row(f"decode attention, {name}", seconds * 1e6, "µs", share=share, note=note)
 
 
 def _pointwise_rows(target: Target, shape: ModelConfig, limits: Limits) -> Iterator[Row]:
