@@ -7,10 +7,12 @@ Records, all under the prefix `wm:`
     usage-file:<file id>    how far a journal file has been added: the fence against a repeat
     spent:<replica>:<window>:<start>    hash; what the calls of one process used of each tenant's
                             budgets in that window, `<tenant>/<measure>` (`tenants.departed`)
+    damaged:<record>        what stood in the place of one of these and could not be added to
 
 Hours are counted from the Unix epoch.
 """
 
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +23,8 @@ from tenants.connection import Connection
 from tenants.ledger.leftovers import COLUMNS, Slot, Source, Stretch
 from tenants.ledger.spending import spending
 from tenants.prices import Price
+
+log = logging.getLogger(__name__)
 
 MONEY = "money_nanos"
 DAY = 86_400
@@ -56,7 +60,8 @@ class UsageStore:
     async def add(self, source: Source, begin: int, stretch: Stretch, price: Price) -> int:
         """Add a stretch that begins at `begin`; returns how far the file has been added now.
 
-        A repeat changes nothing, and neither does a stretch that begins elsewhere.
+        A repeat changes nothing, and neither does a stretch that begins elsewhere. A record that
+        no number can be added to is set aside, and begun anew.
         """
         head = [begin, stretch.end, self._retention, _HOUR, _HOURS, len(COLUMNS) + 1]
         rows = [
@@ -67,7 +72,10 @@ class UsageStore:
         spent = spending(source.writer, stretch, price) if source.writer else []
         arguments = [str(part) for part in (*head, *COLUMNS, MONEY, len(spent), *spent, *rows)]
         places = [_fence(source.file_id), _TENANTS]
-        return int(await self._connection.run("add_usage", places, arguments))
+        at, *damaged = await self._connection.run("add_usage", places, arguments)
+        for record in damaged:
+            log.error("the record %s was damaged: it is kept as wm:damaged:%s", record, record)
+        return int(at)
 
     async def forget(self, file_id: str) -> None:
         """The file is gone, so that nothing of it can come again."""

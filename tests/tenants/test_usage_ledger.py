@@ -271,6 +271,39 @@ async def test_hours_beyond_the_retention_are_forgotten_and_stay_so(
     assert fence > 2 * 86_400  # longer than any hour that the file added to
 
 
+@pytest.mark.parametrize("record", [f"wm:usage:gold:{NOW // 3600}", "wm:usage-hours:gold"])
+async def test_a_damaged_record_is_set_aside_and_nothing_is_counted_twice(
+    connection: Connection, caplog: pytest.LogCaptureFixture, record: str
+) -> None:
+    """A script that fails halfway keeps what it wrote: others' usage would grow at each attempt."""
+    store, hour = UsageStore(connection, 90), NOW // 3600
+    sums = {
+        Slot("bronze", "k", hour): Usage(output_tokens=3),
+        Slot("gold", "k", hour): Usage(output_tokens=5),
+    }
+    await connection.call(lambda client: client.set(record, "by hand"))
+    assert await store.add(source("file"), 0, Stretch(1, sums), FREE) == 1
+    used = await totals(connection)
+    assert (used["bronze"].output_tokens, used["gold"].output_tokens) == (3, 5)
+    assert await connection.call(lambda client: client.get(f"wm:damaged:{record}")) == "by hand"
+    assert f"the record {record} was damaged" in caplog.text
+
+
+async def test_a_number_that_is_none_is_set_aside_with_its_hour(connection: Connection) -> None:
+    store, hour = UsageStore(connection, 90), NOW // 3600
+    record, field = f"wm:usage:gold:{hour}", "k/sim/output_tokens"
+    await connection.call(lambda client: client.hset(record, field, "many"))
+    sums = {
+        Slot("bronze", "k", hour): Usage(output_tokens=3),
+        Slot("gold", "k", hour): Usage(output_tokens=5),
+    }
+    assert await store.add(source("file", "sim"), 0, Stretch(1, sums), FREE) == 1
+    used = await totals(connection)
+    assert (used["bronze"].output_tokens, used["gold"].output_tokens) == (3, 5)
+    aside = await connection.call(lambda client: client.hget(f"wm:damaged:{record}", field))
+    assert aside == "many"
+
+
 async def test_questions_filter_and_sum_up(connection: Connection, tmp_path: Path) -> None:
     store = UsageStore(connection, 90)
     hour = NOW // 3600
