@@ -9,18 +9,9 @@ from hypothesis import strategies as st
 
 from engine.runtime.text.codec import SHORT_TEXT, TextCodec
 from engine.runtime.text.errors import ChatTemplateError, CodecError, EncodingError
-from engine.runtime.text.folder import write_folder
-from engine.runtime.text.gguf_tokenizer import read_gguf
 from tests.text.small_models import CONTROL_TOKENS, write_byte_model
 
 END, END_PREFIX, TURN = 0, 1, 2
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("model")
-    write_folder(read_gguf(write_byte_model(path / "m.gguf")), path)
-    return path
 
 
 @pytest.fixture(scope="module")

@@ -8,21 +8,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from engine.runtime.text.codec import TextCodec
-from engine.runtime.text.folder import write_folder
-from engine.runtime.text.gguf_tokenizer import read_gguf
 from engine.runtime.text.turns import Turns
-from tests.text.small_models import CONTROL_TOKENS, write_byte_model
+from tests.text.small_models import CONTROL_TOKENS
 
 SPECIAL = dict(enumerate(CONTROL_TOKENS))
 WORDS = st.sampled_from([*CONTROL_TOKENS, "<|", "end|>", "|>", "hel", "he", "é", " ", "\n"])
 TEXTS = st.lists(WORDS, max_size=8).map("".join)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("model")
-    write_folder(read_gguf(write_byte_model(path / "m.gguf")), path)
-    return path
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ def peer_rows(target: Target, shape: ModelConfig) -> Iterator[Row]:
         from transformers import __version__ as version
 
         rate = rate_of(target, shape, requests)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001 — whatever it is, it is a finding about it
         yield Row(NAME, note=f"transformers failed: {type(error).__name__}: {error}"[:400])
         return
     yield Row(NAME, rate, "tok/s", note=f"transformers {version}, its defaults")

@@ -35,7 +35,7 @@ class Turns:
         encode: Callable[[str], list[int]],
         most_bytes: int = MOST_BYTES,
     ) -> None:
-        self._special = np.array(sorted(special), np.int32)
+        self._special = frozenset(special)
         # of several that begin in the same place tokenizers take the longest
         longest_first = sorted(special.values(), key=len, reverse=True)
         self._begin = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
@@ -56,10 +56,10 @@ class Turns:
         known = self._recall(turns, owner)
         rest = "".join(turns[len(known) :])
         # in one call, which leaves other threads alone once instead of once a turn
-        fresh = np.array(self._encode(rest) if rest else (), np.int32)
+        fresh = self._encode(rest) if rest else []
         if rest:
             self._remember(turns[len(known) :], fresh, owner)
-        return np.concatenate([*known, fresh])
+        return np.concatenate([*known, np.array(fresh, np.int32)])
 
     def _cut(self, text: str) -> list[str]:
         """What precedes the first special token, if anything, and from each one to the next."""
@@ -79,18 +79,18 @@ class Turns:
                 known.append(tokens)
         return known
 
-    def _remember(self, turns: Sequence[str], tokens: IntArray, owner: str) -> None:
-        starts = np.flatnonzero(np.isin(tokens, self._special))
+    def _remember(self, turns: Sequence[str], tokens: Sequence[int], owner: str) -> None:
+        starts = [place for place, token in enumerate(tokens) if token in self._special]
         if self._begin.match(turns[0]) is None:
-            starts = np.concatenate([[0], starts])
+            starts.insert(0, 0)
         if len(starts) != len(turns):
             return  # text became a special token: the one for what is unknown
-        pieces = np.split(tokens, starts[1:])
         with self._lock:
-            for turn, piece in zip(turns, pieces, strict=True):
+            for turn, (first, end) in zip(turns, pairwise((*starts, len(tokens))), strict=True):
+                piece = np.array(tokens[first:end], np.int32)
                 size = _size(turn, piece)
                 if size <= self._most_bytes // 16 and (owner, turn) not in self._known:
-                    self._known[owner, turn] = piece.copy()  # not a view that holds all the others
+                    self._known[owner, turn] = piece
                     self._bytes += size
             while self._bytes > self._most_bytes:
                 (_, turn), piece = self._known.popitem(last=False)
