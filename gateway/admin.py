@@ -20,12 +20,14 @@ from gateway.state import Gateway
 from gateway.usage import report_of_all
 from gateway.wire import Wire, json_object, validated
 from tenants import keys
-from tenants.model import InvalidRecord, Tenant
+from tenants.model import ApiKey, InvalidRecord, Tenant
+from tenants.reading import Listing
 from tenants.store import (
     AlreadyExists,
     IssuedKey,
     KeyNotActive,
     NotFound,
+    RecordDamaged,
     Store,
     StoreUnavailable,
 )
@@ -35,6 +37,7 @@ PAGE = 100  # tenants, keys or changes in an answer, unless fewer are asked for
 
 Handler = Callable[[Store, Request], Awaitable[Response]]
 WireT = TypeVar("WireT", bound=Wire)
+T = TypeVar("T")
 
 
 class Admin:
@@ -61,8 +64,7 @@ class Admin:
     async def list_tenants(self, store: Store, request: Request) -> JSONResponse:
         """A page of tenants, by id; `next` is the `after` of the following one."""
         after, most = _page(request)
-        found = await store.list_tenants(after, most + 1)
-        return _listed([asdict(tenant) for tenant in found], most, "id")
+        return _listing(await store.list_tenants(after, most + 1), most, "id", asdict)
 
     async def create_tenant(self, store: Store, request: Request) -> JSONResponse:
         """Add a tenant."""
@@ -84,7 +86,7 @@ class Admin:
         """A page of a tenant's keys, by public id, those that ended lately included."""
         after, most = _page(request)
         found = await store.list_keys(request.path_params["tenant"], after, most + 1)
-        return _listed([key.describe() for key in found], most, "public_id")
+        return _listing(found, most, "public_id", ApiKey.describe)
 
     async def create_key(self, store: Store, request: Request) -> JSONResponse:
         """Issue a key. `key` of the answer is told this once."""
@@ -115,7 +117,9 @@ class Admin:
         """A page of what was changed, the newest first, and by whom."""
         most = _page(request)[1]
         found = await store.audit.read(most + 1, request.query_params.get("before", ""))
-        return _listed([change.describe() for change in found], most, "id")
+        following = found[most - 1].id if len(found) > most else None
+        changes = [change.describe() for change in found[:most]]
+        return JSONResponse({"object": "list", "data": changes, "next": following})
 
     async def usage(self, _: Store, request: Request) -> Response:
         """What all tenants used."""
@@ -166,6 +170,8 @@ def _refusals() -> Iterator[None]:
         raise ApiError(Reason.KEY_NOT_ACTIVE, _sentence(error)) from None
     except InvalidRecord as error:
         raise ApiError(Reason.INVALID_VALUE, _sentence(error), param=error.field) from None
+    except RecordDamaged as error:
+        raise ApiError(Reason.RECORD_DAMAGED, _sentence(error)) from None
     except StoreUnavailable:
         raise ApiError(
             Reason.STORE_UNAVAILABLE, "The store does not answer; retry after the time given."
@@ -177,10 +183,21 @@ def _sentence(error: Exception) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def _listed(found: list[dict[str, object]], most: int, name: str) -> JSONResponse:
-    """A page of `found`, which has one more if there is another; `next` begins that."""
-    following = found[most - 1][name] if len(found) > most else None
-    return JSONResponse({"object": "list", "data": found[:most], "next": following})
+def _listing(
+    listing: Listing[T], most: int, name: str, describe: Callable[[T], dict[str, object]]
+) -> JSONResponse:
+    """A page of it, which has one more if there is another; `next` begins that."""
+    ids = sorted([*listing.found, *listing.damaged])
+    page = ids[:most]
+    found, damaged = listing.found, listing.damaged
+    return JSONResponse(
+        {
+            "object": "list",
+            "data": [describe(found[one]) for one in page if one in found],
+            "damaged": [{name: one, "message": damaged[one]} for one in page if one in damaged],
+            "next": page[-1] if len(ids) > most else None,
+        }
+    )
 
 
 def _page(request: Request) -> tuple[str, int]:

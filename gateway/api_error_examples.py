@@ -100,6 +100,12 @@ EXAMPLES: Mapping[str, Example] = {
         _answer("key_not_active", "conflict_error"),
         409,
     ),
+    "record_damaged": Example(
+        f"curl -s $URL/admin/tenants/acme {_ADMIN}",
+        _answer("record_damaged", "conflict_error"),
+        409,
+        "somebody has damaged the record of acme in the store",
+    ),
     "cancelled": _chat(
         "{" + _HI + "}",
         499,

@@ -231,7 +231,9 @@ OPERATIONS: Mapping[str, tuple[Example, ...]] = {
         _get(
             "/admin/tenants?after=a\\&limit=1",
             _ADMIN,
-            '{"object": "list", "data": [' + _TENANT % ("2.0", "64") + '], "next": "acme"}',
+            '{"object": "list", "data": ['
+            + _TENANT % ("2.0", "64")
+            + '], "damaged": [], "next": "acme"}',
         ),
     ),
     "GET /admin/tenants/{tenant}": (_get("/admin/tenants/acme", _ADMIN, _TENANT % ("2.0", "64")),),
@@ -257,7 +259,7 @@ OPERATIONS: Mapping[str, tuple[Example, ...]] = {
             "/admin/tenants/acme/keys",
             _ADMIN,
             '{"object": "list", "data": [{"public_id": "…", "tenant": "acme", "…": "…"}],'
-            ' "next": null}',
+            ' "damaged": [], "next": null}',
         ),
     ),
     "GET /admin/keys/{key}": (_get("/admin/keys/$ID", _ADMIN, _ISSUED % ("false", "false", "")),),

@@ -30,6 +30,7 @@ class Reason(StrEnum):
     COMMIT_CONFLICT = "commit_conflict"
     ALREADY_EXISTS = "already_exists"
     KEY_NOT_ACTIVE = "key_not_active"
+    RECORD_DAMAGED = "record_damaged"
     BODY_TOO_LARGE = "body_too_large"
     KEY_REUSED = "key_reused"
     CALL_RUNNING = "call_running"
@@ -111,6 +112,9 @@ TABLE: Mapping[Cause | Reason, Row] = {
     ),
     Reason.ALREADY_EXISTS: _conflict("already_exists", "The id is taken."),
     Reason.KEY_NOT_ACTIVE: _conflict("key_not_active", "The key has ended; create a new one."),
+    Reason.RECORD_DAMAGED: _conflict(
+        "record_damaged", "The store's record of this is damaged; the message says what to do."
+    ),
     Reason.KEY_REUSED: Row(
         422,
         "invalid_request_error",

@@ -33,6 +33,7 @@ _ELSEWHERE = frozenset(
         Reason.COMMIT_CONFLICT,
         Reason.ALREADY_EXISTS,
         Reason.KEY_NOT_ACTIVE,
+        Reason.RECORD_DAMAGED,
     }
 )
 # Of the engine's seam for constraints alone: nothing that can be asked for over HTTP has one.
@@ -129,7 +130,8 @@ _ATTEMPT = f"{_RUN}/attempts/{{attempt}}"
 _TENANT, _KEY = "/tenants/{tenant}", "/keys/{key}"
 _TENANT_MEMBERS = ("id", "weight", "disabled", "created")
 _KEY_MEMBERS = ("public_id", "tenant", "scopes", "models", "expires", "disabled", "revoked")
-_ENDED = frozenset({Reason.NOT_FOUND, Reason.KEY_NOT_ACTIVE})
+_READ = frozenset({Reason.NOT_FOUND, Reason.RECORD_DAMAGED})
+_ENDED = _READ | {Reason.KEY_NOT_ACTIVE}
 _TEXT: Json = {"type": "string"}
 
 
@@ -235,17 +237,17 @@ OPERATIONS: tuple[Operation, ...] = (
         "GET",
         "/tenants",
         "List tenants, a page at a time.",
-        ("object", "data", "next"),
+        ("object", "data", "damaged", "next"),
         _VALUE,
         query=_page("tenants"),
     ),
-    _admin("GET", _TENANT, "Show a tenant.", _TENANT_MEMBERS, _ABSENT),
+    _admin("GET", _TENANT, "Show a tenant.", _TENANT_MEMBERS, _READ),
     _admin(
         "PATCH",
         _TENANT,
         "Change the settings that are named; null takes one back.",
         _TENANT_MEMBERS,
-        _ABSENT,
+        _READ,
         body="TenantSettings",
         body_optional=True,
     ),
@@ -263,11 +265,11 @@ OPERATIONS: tuple[Operation, ...] = (
         "GET",
         f"{_TENANT}/keys",
         "List the tenant's keys, a page at a time.",
-        ("object", "data", "next"),
+        ("object", "data", "damaged", "next"),
         _ABSENT | _VALUE,
         query=_page("keys"),
     ),
-    _admin("GET", _KEY, "Show a key.", _KEY_MEMBERS, _ABSENT),
+    _admin("GET", _KEY, "Show a key.", _KEY_MEMBERS, _READ),
     _admin(
         "PATCH",
         _KEY,

@@ -16,6 +16,7 @@ from tenants.settings import InvalidRecord
 
 STREAM = "wm:audit"
 MOST = 10_000  # entries that are kept, or some more: the store drops them by the block
+DAMAGED = "entry that is damaged"
 _LONGEST = 4096  # characters of what a change was; of a longer one only the names are kept
 _ID = re.compile(r"\d{1,18}-\d{1,18}", re.ASCII)
 
@@ -65,8 +66,13 @@ class Audit:
         found = await self._connection.call(
             lambda client: client.xrevrange(STREAM, newest, "-", most)
         )
-        return [_change(name, fields["entry"]) for name, fields in found]
+        return [_change(name, fields.get("entry", "")) for name, fields in found]
 
 
 def _change(name: str, text: str) -> Change:
-    return Change(id=name, at=int(name.partition("-")[0]) // 1000, **json.loads(text))
+    at = int(name.partition("-")[0]) // 1000
+    try:
+        told = json.loads(text)
+        return Change(name, at, told["by"], told["did"], told["to"], dict(told["how"]))
+    except (ValueError, TypeError, KeyError):
+        return Change(name, at, "", DAMAGED, "", {})

@@ -198,7 +198,7 @@ class Authenticator:
         now = self._clock.now()
         if now >= self._quiet_until:
             self._quiet_until = now + round(_QUIET_SECONDS * NANOSECONDS)
-            log.error("the store's record of key %s or its tenant is damaged: %s", public_id, error)
+            log.error("the key %s cannot be checked: %s", public_id, error)
 
 
 class _Cache:

@@ -68,6 +68,7 @@ class Connection:
                 socket_timeout=_ANSWER_SECONDS,
                 socket_connect_timeout=_ANSWER_SECONDS,
                 decode_responses=True,
+                encoding_errors="replace",  # who reads a damaged record finds the fault in it
                 protocol=2,
                 retry=Retry(NoBackoff(), 0),  # tenacity does it
             )

@@ -1,10 +1,22 @@
-"""How tenants and keys are written into the store's hashes: text fields, absent for None."""
+"""How tenants and keys are written into the store's hashes: text fields, absent for None.
 
-from collections.abc import Mapping
+What a newer version has added to a record is passed over. What cannot be read, or is not there, is
+told by field: a record that somebody damaged must not open what a sound one keeps shut.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from tenants.model import ApiKey, Tenant
-from tenants.settings import SETTINGS
+from tenants.connection import RecordDamaged
+from tenants.model import ApiKey, InvalidRecord, Tenant
+from tenants.settings import SETTINGS, read_flag
+
+NO_HASH = {"": "it is no hash"}
+_DIGEST = re.compile("[0-9a-f]{64}", re.ASCII)
+_LONGEST = 40  # characters of a damaged value that are quoted
+
+Faults = Mapping[str, str]  # what is wrong with a record, by field; '' stands for all of it
 
 
 def tenant_fields(tenant: Tenant) -> dict[str, str]:
@@ -17,11 +29,23 @@ def tenant_fields(tenant: Tenant) -> dict[str, str]:
     return fields
 
 
-def tenant_of(fields: Mapping[str, str]) -> Tenant:
-    settings: dict[str, Any] = {
-        name: setting.read(fields[name]) for name, setting in SETTINGS.items() if name in fields
-    }
-    return Tenant(id=fields["id"], created=int(fields["created"]), **settings)
+def tenant_of(tenant_id: str, fields: Mapping[str, str]) -> Tenant:
+    """Raises RecordDamaged."""
+    values, faults = tenant_values(tenant_id, fields)
+    if not faults:
+        try:
+            return Tenant(tenant_id, **values)
+        except InvalidRecord as error:
+            faults = {error.field: str(error)}
+    raise damaged_tenant(tenant_id, faults)
+
+
+def tenant_values(tenant_id: str, fields: Mapping[str, str]) -> tuple[dict[str, Any], Faults]:
+    """All but the id, each for itself, and what is wrong with those that are left out."""
+    values, faults = _read(fields, _TENANT_READERS, _TENANT_NEEDS)
+    if fields.get("id") != tenant_id:
+        faults["id"] = _fault(fields, "id")
+    return values, faults
 
 
 def key_fields(key: ApiKey) -> dict[str, str]:
@@ -36,18 +60,90 @@ def key_fields(key: ApiKey) -> dict[str, str]:
 
 
 def key_of(public_id: str, fields: Mapping[str, str]) -> ApiKey:
-    return ApiKey(
-        public_id=public_id,
-        tenant=fields["tenant"],
-        digest=fields["digest"],
-        scopes=frozenset(fields["scopes"].split()),
-        models=frozenset(fields["models"].split()),
-        expires=int(fields["expires"]) if "expires" in fields else None,
-        disabled=fields.get("disabled") == "1",
-        revoked=fields["revoked"] == "1",
-        created=int(fields["created"]),
+    """Raises RecordDamaged."""
+    values, faults = key_values(fields)
+    if not faults:
+        try:
+            return ApiKey(public_id, **values)
+        except InvalidRecord as error:
+            faults = {error.field: str(error)}
+    raise damaged_key(public_id, faults)
+
+
+def key_values(fields: Mapping[str, str]) -> tuple[dict[str, Any], Faults]:
+    """All but the public id, each for itself, and what is wrong with those that are left out."""
+    return _read(fields, _KEY_READERS, _KEY_READERS.keys() - {"expires", "disabled"})
+
+
+def damaged_tenant(tenant_id: str, faults: Faults) -> RecordDamaged:
+    cure = "create it anew" if "" in faults else "update these settings"
+    return RecordDamaged(
+        f"the record of the tenant {tenant_id!r} is damaged: {_sum(faults)}; its keys are refused "
+        f"until you {cure}"
     )
+
+
+def damaged_key(public_id: str, faults: Faults) -> RecordDamaged:
+    mendable = faults.keys() <= MENDABLE
+    cure = "update that, or revoke it" if mendable else "revoke it and create another"
+    return RecordDamaged(
+        f"the record of the key {public_id!r} is damaged: {_sum(faults)}; it is refused; {cure}"
+    )
+
+
+def _read(
+    fields: Mapping[str, str], readers: Mapping[str, Callable[[str], Any]], required: Iterable[str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    values: dict[str, Any] = {}
+    faults = {name: _fault(fields, name) for name in required if name not in fields}
+    for name, reader in readers.items():
+        if name in fields:
+            try:
+                values[name] = reader(fields[name])
+            except ValueError:
+                faults[name] = _fault(fields, name)
+    return values, faults
+
+
+def _fault(fields: Mapping[str, str], name: str) -> str:
+    if name not in fields:
+        return f"{name} is missing"
+    if name == "digest":  # of a secret
+        return "digest is none"
+    return f"{name} is {fields[name][:_LONGEST]!r}"
+
+
+def _sum(faults: Faults) -> str:
+    return ", ".join(faults[name] for name in sorted(faults))
+
+
+def _digest(text: str) -> str:
+    if not _DIGEST.fullmatch(text):
+        raise ValueError("no digest")
+    return text
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
 
 
 def _flag(value: bool) -> str:
     return "1" if value else "0"
+
+
+_TENANT_READERS: Mapping[str, Callable[[str], Any]] = {
+    "created": int,
+    **{name: setting.parse for name, setting in SETTINGS.items()},
+}
+_TENANT_NEEDS = ("created", *(name for name, setting in SETTINGS.items() if setting.required))
+_KEY_READERS: Mapping[str, Callable[[str], Any]] = {
+    "tenant": str,
+    "digest": _digest,
+    "scopes": _words,
+    "models": _words,
+    "expires": int,
+    "disabled": read_flag,
+    "revoked": read_flag,
+    "created": int,
+}
+MENDABLE = frozenset({"scopes", "models", "expires", "disabled"})  # what an update may set anew

@@ -63,9 +63,18 @@ class Setting:
             return "1" if value else "0"
         return repr(float(value)) if self.kind is Kind.WEIGHT else str(value)
 
-    def read(self, text: str) -> Value:
-        """The value that was written as `text`."""
-        return _READERS[self.kind](text)
+    def parse(self, text: str) -> Value:
+        """The value that was written as `text`. Raises ValueError for what was not."""
+        value = _READERS[self.kind](text)
+        self.check(value)
+        return value
+
+
+def read_flag(text: str) -> bool:
+    """Raises ValueError: what is damaged is neither true nor false."""
+    if text not in {"0", "1"}:
+        raise ValueError(f"{text!r} is not a flag")
+    return text == "1"
 
 
 def _is_number(value: Any) -> bool:
@@ -116,7 +125,7 @@ _CHECKS: Mapping[Kind, Callable[[Any, tuple[str, ...]], str]] = {
     Kind.CHOICE: _check_choice,
 }
 _READERS: Mapping[Kind, Callable[[str], Value]] = {
-    Kind.FLAG: lambda text: text == "1",
+    Kind.FLAG: read_flag,
     Kind.WEIGHT: float,
     Kind.COUNT: int,
     Kind.PRIORITY: int,

@@ -23,17 +23,26 @@ and the channels
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
-from tenants import audit, keys
+from tenants import audit, keys, reading
 from tenants.admin_key import AdminKey
 from tenants.calls import Calls
 from tenants.cancellations import Cancellations
 from tenants.changes import CHANNEL, Change, read_change
 from tenants.connection import Connection, RecordDamaged, StoreError, StoreUnavailable
 from tenants.model import INFERENCE, ApiKey, InvalidRecord, Principal, Tenant
-from tenants.records import key_fields, key_of, tenant_fields, tenant_of
+from tenants.reading import Listing
+from tenants.records import (
+    damaged_key,
+    damaged_tenant,
+    key_fields,
+    key_of,
+    key_values,
+    tenant_fields,
+    tenant_of,
+    tenant_values,
+)
 from tenants.settings import SETTINGS
 from tenants.store_errors import (
     AlreadyExists,
@@ -43,7 +52,6 @@ from tenants.store_errors import (
     check_answer,
     created_of,
     no_key,
-    no_tenant,
 )
 
 __all__ = [
@@ -51,6 +59,7 @@ __all__ = [
     "IssuedKey",
     "KeyNotActive",
     "NotFound",
+    "RecordDamaged",
     "SchemaMismatch",
     "Store",
     "StoreError",
@@ -60,7 +69,6 @@ __all__ = [
 SCHEMA = 1
 _KEY_SETTINGS = frozenset({"scopes", "models", "expires", "disabled"})
 _REMEMBERED = 90 * 86_400  # seconds a dead key is kept, to tell its callers why it is refused
-_PAGE = 500  # records read in one round trip
 _WRITE_ATTEMPTS = 20  # each failed one means that another writer got through
 
 
@@ -131,31 +139,32 @@ class Store:
             return await self.get_tenant(tenant.id)
 
     async def get_tenant(self, tenant_id: str) -> Tenant:
-        """Raises NotFound."""
-        return tenant_of(await self._tenant_record(tenant_id))
+        """Raises NotFound, RecordDamaged."""
+        return tenant_of(tenant_id, await reading.tenant_record(self._connection, tenant_id))
 
-    async def list_tenants(self, after: str = "", most: int | None = None) -> tuple[Tenant, ...]:
+    async def list_tenants(self, after: str = "", most: int | None = None) -> Listing[Tenant]:
         """All tenants whose ids come after `after`, or the first `most` of them, by id."""
-        ids: list[str] = await self._connection.call(
-            lambda client: client.zrangebylex(
-                "wm:tenants", f"({after}" if after else "-", "+", 0, -1 if most is None else most
-            )
-        )
-        return tuple(tenant_of(record) for _, record in await self._records("wm:tenant:", ids))
+        return await reading.tenants(self._connection, after, most)
 
     async def update_tenant(self, tenant_id: str, **changes: Any) -> Tenant:
         """Change the named fields of a tenant; None leaves it to the server.
 
-        Raises NotFound, and InvalidRecord for a field that does not exist or a bad value.
+        Raises NotFound, InvalidRecord for a field that does not exist or a bad value, and
+        RecordDamaged if others than these are damaged.
         """
         for name in changes:
             if name in {"id", "created"} or name not in Tenant.__dataclass_fields__:
                 raise InvalidRecord(name, f"{name!r} is not a setting of a tenant")
         for _ in range(_WRITE_ATTEMPTS):
-            record = await self._tenant_record(tenant_id)
-            tenant = replace(tenant_of(record), **changes)
-            if await self._put(tenant, record["version"], "tenant changed", changes):
-                return tenant
+            record = await reading.tenant_record(self._connection, tenant_id)
+            values, faults = tenant_values(tenant_id, record)
+            if faults.keys() - changes.keys() - {"id", "created"}:  # these are written anyway
+                raise damaged_tenant(tenant_id, faults)
+            tenant = Tenant(tenant_id, **{**values, **changes})
+            expected = record.get("version", "")
+            created = await self._put(tenant, expected, "tenant changed", changes)
+            if created:
+                return replace(tenant, created=int(created))
         raise StoreUnavailable(f"too many others are changing the tenant {tenant_id!r}")
 
     async def disable_tenant(self, tenant_id: str) -> Tenant:
@@ -188,33 +197,30 @@ class Store:
         return IssuedKey(raw, replace(key, created=created_of(answer)))
 
     async def get_key(self, public_id: str) -> ApiKey:
-        """Raises NotFound."""
-        record: dict[str, str] = await self._connection.call(
-            lambda client: client.hgetall(f"wm:key:{public_id}")
-        )
-        if not record:
-            raise no_key(public_id)
-        return key_of(public_id, record)
+        """Raises NotFound, RecordDamaged."""
+        return key_of(public_id, await reading.key_record(self._connection, public_id))
 
     async def list_keys(
         self, tenant_id: str, after: str = "", most: int | None = None
-    ) -> tuple[ApiKey, ...]:
+    ) -> Listing[ApiKey]:
         """The tenant's keys whose public ids come after `after`, or the first `most` of them.
 
-        In order of these ids, dead ones included while remembered. Raises NotFound.
+        By these ids, dead ones included while remembered. Raises NotFound.
         """
-        await self._tenant_record(tenant_id)
-        members = await self._members(f"wm:tenant-keys:{tenant_id}")
-        ids = sorted(name for name in members if name > after)[:most]
-        records = await self._records("wm:key:", ids)
-        return tuple(key_of(name, record) for name, record in records)
+        return await reading.keys(self._connection, tenant_id, after, most)
 
     async def revoke_key(self, public_id: str) -> ApiKey:
-        """End a key at once, within a second on every replica. Raises NotFound."""
-        key = await self.get_key(public_id)
+        """End a key at once, within a second on every replica. Raises NotFound.
+
+        One whose record is damaged is forgotten; what could be read of it is returned.
+        """
+        try:
+            key, damaged = await self.get_key(public_id), False
+        except RecordDamaged:
+            key, damaged = await self._remains_of_key(public_id), True
         noted = audit.entry(self._actor, "key revoked", public_id, {"tenant": key.tenant})
         found = await self._connection.run(
-            "revoke_key",
+            "forget_key" if damaged else "revoke_key",
             [*_places(key.tenant, public_id)[1:], audit.STREAM],
             [public_id, str(_REMEMBERED), *noted],
         )
@@ -222,17 +228,27 @@ class Store:
             raise no_key(public_id)
         return replace(key, revoked=True)
 
+    async def _remains_of_key(self, public_id: str) -> ApiKey:
+        try:
+            values, _ = key_values(await reading.key_record(self._connection, public_id))
+        except RecordDamaged:
+            values = {}
+        return ApiKey(public_id, values.get("tenant", ""), "", created=values.get("created", 0))
+
     async def update_key(self, public_id: str, **changes: Any) -> ApiKey:
         """Change `scopes`, `models`, `expires` (None: never) or `disabled` of a live key.
 
-        Raises NotFound, KeyNotActive, and InvalidRecord for another field or a bad value.
+        Raises NotFound, KeyNotActive, InvalidRecord for another field or a bad value, and
+        RecordDamaged if others than these are damaged.
         """
         for name in changes:
             if name not in _KEY_SETTINGS:
                 raise InvalidRecord(name, f"{name!r} is not a setting of a key")
-        old = await self.get_key(public_id)
+        values, faults = key_values(await reading.key_record(self._connection, public_id))
+        if faults.keys() - changes.keys():
+            raise damaged_key(public_id, faults)
         sets = {n: frozenset(v) for n, v in changes.items() if n in {"scopes", "models"}}
-        key = replace(old, **changes | sets)
+        key = ApiKey(public_id, **values | changes | sets)
         ends = "same" if "expires" not in changes else str(key.expires or "")
         noted = audit.entry(
             self._actor, "key changed", public_id, {"tenant": key.tenant, **changes}
@@ -282,10 +298,8 @@ class Store:
         if not found:
             return None
         key, tenant = (_pairs(flat) for flat in found)
-        try:
-            return Principal(tenant_of(tenant), key_of(public_id, key))
-        except (KeyError, ValueError) as error:
-            raise RecordDamaged(f"the key {public_id} or its tenant: {error!r}") from error
+        held = key_of(public_id, key)
+        return Principal(tenant_of(held.tenant, tenant), held)
 
     async def _check_schema(self) -> None:
         await self._connection.call(lambda client: client.set("wm:schema", SCHEMA, nx=True))
@@ -298,42 +312,13 @@ class Store:
 
     async def _put(self, tenant: Tenant, expected: str, did: str, how: dict[str, Any]) -> str:
         noted = audit.entry(self._actor, did, tenant.id, how)
+        fields = dict.fromkeys(SETTINGS, "") | tenant_fields(tenant)
         created: str = await self._connection.run(
             "put_tenant",
             [f"wm:tenant:{tenant.id}", "wm:tenants", audit.STREAM],
-            [tenant.id, expected, secrets.token_hex(8), *noted, *_flat(tenant_fields(tenant))],
+            [tenant.id, expected, secrets.token_hex(8), *noted, *_flat(fields)],
         )
         return created
-
-    async def _tenant_record(self, tenant_id: str) -> dict[str, str]:
-        record: dict[str, str] = await self._connection.call(
-            lambda client: client.hgetall(f"wm:tenant:{tenant_id}")
-        )
-        if not record:
-            raise no_tenant(tenant_id)
-        return record
-
-    async def _members(self, name: str) -> list[str]:
-        members: list[str] = await self._connection.call(lambda client: client.zrange(name, 0, -1))
-        return members
-
-    async def _records(self, prefix: str, ids: list[str]) -> list[tuple[str, dict[str, str]]]:
-        """The records that exist, in the order of `ids`, read a page at a time."""
-        found: list[tuple[str, dict[str, str]]] = []
-        for start in range(0, len(ids), _PAGE):
-            page = ids[start : start + _PAGE]
-            names = [prefix + member for member in page]
-            records = await self._connection.call(partial(_read_hashes, names))
-            found += [(name, record) for name, record in zip(page, records, strict=True) if record]
-        return found
-
-
-async def _read_hashes(names: list[str], client: Any) -> list[dict[str, str]]:
-    async with client.pipeline(transaction=False) as pipeline:
-        for name in names:
-            pipeline.hgetall(name)
-        records: list[dict[str, str]] = await pipeline.execute()
-        return records
 
 
 def _places(tenant_id: str, public_id: str) -> list[str]:

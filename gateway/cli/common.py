@@ -78,6 +78,12 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None
         click.echo("  ".join(cells).rstrip())
 
 
+def tell_damaged(damaged: Mapping[str, str]) -> None:
+    """After a list of the others: what to know and do about each record that cannot be read."""
+    if damaged:
+        raise CliError("\n".join(damaged.values()), Exit.STORE)
+
+
 def note(message: str) -> None:
     """Progress and remarks go to standard error, so that output stays clean for programs."""
     click.echo(message, err=True)

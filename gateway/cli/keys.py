@@ -14,6 +14,7 @@ from gateway.cli.common import (
     note,
     print_json,
     print_table,
+    tell_damaged,
 )
 from gateway.cli.store import with_store
 
@@ -72,14 +73,18 @@ def create(
 @config_option
 @json_option
 def list_keys(tenant_id: str, config_file: Path | None, as_json: bool) -> None:
-    """List a tenant's keys, by their public ids; secrets are not stored."""
+    """List a tenant's keys, by their public ids; secrets are not stored.
+
+    Records that are damaged are told apart, with exit code 4; `keys revoke` ends such a key.
+    """
     settings = load_config(config_file).settings
-    found = with_store(settings.store, lambda store: store.list_keys(tenant_id))
-    oldest_first = sorted(found, key=lambda key: (key.created, key.public_id))
+    listing = with_store(settings.store, lambda store: store.list_keys(tenant_id))
+    oldest_first = sorted(listing.found.values(), key=lambda key: (key.created, key.public_id))
     if as_json:
         print_json([key.describe() for key in oldest_first])
     else:
         print_table(_HEADER, [_row(key) for key in oldest_first])
+    tell_damaged(listing.damaged)
 
 
 @keys.command()

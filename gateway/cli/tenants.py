@@ -14,6 +14,7 @@ from gateway.cli.common import (
     load_config,
     print_json,
     print_table,
+    tell_damaged,
 )
 from gateway.cli.store import with_store
 from tenants.settings import SETTINGS, Kind, Setting
@@ -82,15 +83,17 @@ def create(
 @config_option
 @json_option
 def list_tenants(config_file: Path | None, as_json: bool) -> None:
-    """List all tenants."""
+    """List all tenants; records that are damaged are told apart, with exit code 4."""
     settings = load_config(config_file).settings
-    found = with_store(settings.store, lambda store: store.list_tenants())
+    listing = with_store(settings.store, lambda store: store.list_tenants())
+    found = listing.found.values()
     if as_json:
         print_json([_describe(tenant) for tenant in found])
     else:
         used = [c for c in _COLUMNS if c in _ALWAYS or any(getattr(t, c) for t in found)]
         rows = [[getattr(tenant, column) for column in used] for tenant in found]
         print_table(["TENANT", *(column.upper() for column in used[1:])], rows)
+    tell_damaged(listing.damaged)
 
 
 @tenants.command()

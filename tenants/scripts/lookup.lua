@@ -5,5 +5,5 @@ local key = redis.call('HGETALL', KEYS[1])
 if #key == 0 then
   return {}
 end
-local tenant = redis.call('HGET', KEYS[1], 'tenant')
+local tenant = redis.call('HGET', KEYS[1], 'tenant') or '' -- which there is none of
 return { key, redis.call('HGETALL', ARGV[1] .. tenant) }

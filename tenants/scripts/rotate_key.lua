@@ -9,22 +9,21 @@ if digest == ARGV[3] then
 elseif digest then
   return 'EXISTS'
 end
-local old = redis.call('HMGET', KEYS[1], 'tenant', 'scopes', 'models', 'expires', 'revoked',
-  'disabled')
+local old = redis.call('HMGET', KEYS[1], 'tenant', 'expires', 'revoked', 'disabled')
 if not old[1] then
   return 'NO_KEY'
 end
 local now = redis.call('TIME')[1]
-local expires = tonumber(old[4] or '')
-if old[5] == '1' or old[6] == '1' or (expires and expires <= tonumber(now)) then
+local expires = tonumber(old[2] or '')
+if old[3] == '1' or old[4] == '1' or (expires and expires <= tonumber(now)) then
   return 'DEAD'
 end
 
 redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', now)
-redis.call('HSET', KEYS[2], 'digest', ARGV[3], 'created', now,
-  'tenant', old[1], 'scopes', old[2], 'models', old[3], 'revoked', '0', 'disabled', '0')
+-- With all its rights, those too that only a newer version knows.
+redis.call('HSET', KEYS[2], unpack(redis.call('HGETALL', KEYS[1])))
+redis.call('HSET', KEYS[2], 'digest', ARGV[3], 'created', now)
 if expires then
-  redis.call('HSET', KEYS[2], 'expires', old[4])
   redis.call('EXPIREAT', KEYS[2], expires + ARGV[5])
   redis.call('ZADD', KEYS[3], expires + ARGV[5], ARGV[2])
 else

@@ -254,3 +254,35 @@ def test_changes_on_the_command_line_are_told(run: Run) -> None:
     assert table.splitlines()[0].split() == ["AT", "BY", "DID", "TO", "HOW"]
     assert "weight=3.0" in table
     assert raw.split("-")[2] not in table
+
+
+def test_damaged_records_are_told_beside_the_others_and_repaired(run: Run) -> None:
+    async def damage(url: str, record: str, field: str) -> None:
+        store = await Store.connect(url)
+        await store.connection.call(lambda client: client.hset(record, field, b"\xff"))
+        await store.close()
+
+    for name in ("acme", "zinc"):
+        run("tenants", "create", name)
+    keys = [parsed(run("keys", "create", "acme", "--json"))["public_id"] for _ in range(2)]
+    url = EmbeddedValkey(Path(".watermaster")).start()
+    asyncio.run(damage(url, "wm:tenant:acme", "weight"))
+    asyncio.run(damage(url, f"wm:key:{keys[0]}", "scopes"))
+
+    listed = run("tenants", "list", code=4)
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == ["TENANT", "zinc"]
+    assert listed.stderr.startswith("error: the record of the tenant 'acme' is damaged: weight is")
+    assert [one["id"] for one in parsed(run("tenants", "list", "--json", code=4))] == ["zinc"]
+    for command in ("show", "disable"):
+        assert "weight is" in run("tenants", command, "acme", code=4).stderr
+    run("tenants", "update", "acme", "--weight", "2")
+    assert parsed(run("tenants", "show", "acme", "--json"))["weight"] == 2.0
+
+    listed = run("keys", "list", "acme", code=4)
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == ["KEY", keys[1]]
+    assert f"key '{keys[0]}' is damaged: unknown scope" in listed.stderr
+    run("keys", "update", keys[0], "--scope", "read")
+    assert len(parsed(run("keys", "list", "acme", "--json"))) == 2
+    asyncio.run(damage(url, f"wm:key:{keys[0]}", "created"))
+    run("keys", "revoke", keys[0])
+    assert len(parsed(run("keys", "list", "acme", "--json"))) == 1

@@ -1,6 +1,7 @@
 """The admin API: tenants and keys over HTTP, felt by callers without a restart."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -217,3 +218,48 @@ def test_bodies_are_bounded_and_must_be_json(admin: httpx.Client) -> None:
     refused(admin.post("/admin/tenants", content=b"x" * 20_000), 413, "body_too_large")
     refused(admin.post("/admin/tenants", content=b"{"), 400, "invalid_json")
     refused(admin.post("/admin/tenants", content=b"[]"), 400, "invalid_json")
+
+
+def write(server: LiveServer, record: str, field: str, text: str) -> None:
+    """Past everything that would have a look at it."""
+
+    async def written(client: Any) -> None:
+        await client.hset(record, field, text)
+
+    server.on_loop(lambda store: store.connection.call(written))
+
+
+def test_damaged_records_are_told_beside_the_others_and_repaired(
+    server: LiveServer, admin: httpx.Client
+) -> None:
+    for name in ("harm-a", "harm-b", "harm-c"):
+        made(admin.post("/admin/tenants", json={"id": name}), 201)
+    keys = [made(admin.post("/admin/tenants/harm-b/keys"), 201) for _ in range(2)]
+    write(server, "wm:tenant:harm-b", "weight", "heavy")
+    write(server, f"wm:key:{keys[0]['public_id']}", "digest", "none")
+
+    first = made(admin.get("/admin/tenants", params={"after": "harm", "limit": 2}))
+    assert [tenant["id"] for tenant in first["data"]] == ["harm-a"]
+    (damaged,) = first["damaged"]
+    assert (damaged["id"], first["next"]) == ("harm-b", "harm-b")
+    assert "weight is 'heavy'" in damaged["message"]
+    rest = made(admin.get("/admin/tenants", params={"after": "harm-b", "limit": 1}))
+    assert [tenant["id"] for tenant in rest["data"]] == ["harm-c"]
+    listed = made(admin.get("/admin/tenants/harm-b/keys"))
+    assert [key["public_id"] for key in listed["data"]] == [keys[1]["public_id"]]
+    assert [key["public_id"] for key in listed["damaged"]] == [keys[0]["public_id"]]
+
+    told = refused(admin.get("/admin/tenants/harm-b"), 409, "record_damaged")["message"]
+    assert "weight is 'heavy'" in told
+    refused(admin.patch("/admin/tenants/harm-b", json={"concurrency": 1}), 409, "record_damaged")
+    assert chat(server, keys[1]["key"]).json()["error"]["code"] == "store_unavailable"
+    assert chat(server, server.keys["gold"]).status_code == 200
+    assert made(admin.patch("/admin/tenants/harm-b", json={"weight": 2}))["weight"] == 2.0
+    eventually(lambda: chat(server, keys[1]["key"]).status_code == 200)
+
+    key = f"/admin/keys/{keys[0]['public_id']}"
+    refused(admin.get(key), 409, "record_damaged")
+    refused(admin.post(f"{key}/rotate"), 409, "record_damaged")
+    assert made(admin.post(f"{key}/revoke"))["revoked"] is True
+    assert made(admin.get("/admin/tenants/harm-b/keys"))["damaged"] == []
+    refused(admin.get(key), 404, "not_found")

@@ -78,6 +78,14 @@ class Tour:
         method = method or ("GET" if content is None else "POST")
         return httpx.request(method, url, headers=headers, content=content, timeout=30)
 
+    def weigh(self, text: str) -> None:
+        """Write into acme's record past everything that would have a look at it."""
+
+        async def write(client: Any) -> None:
+            await client.hset("wm:tenant:acme", "weight", text)
+
+        self.server.on_loop(lambda store: store.connection.call(write))
+
     async def _engine(self, _: Store) -> Engine:
         """One that was not started so far."""
         return self.server._engine(MODEL, self.server.model, EventPump(()))
@@ -97,6 +105,8 @@ class Tour:
             gateway.models = {MODEL: replace(models[MODEL], engine=late)}
         elif state == "the engine fails":
             self.server.model.fault = RuntimeError("as the page says")
+        elif state == "somebody has damaged the record of acme in the store":
+            self.weigh("heavy")
         elif state == "the store is away":
             self.valkey.stop()
         else:
@@ -104,6 +114,8 @@ class Tour:
         yield
         gateway.draining, gateway.slots, gateway.models = False, slots, models
         self.valkey.start()
+        if state and "acme" in state:
+            self.weigh("2.0")
         eventually(lambda: self.server.engine.status().state == EngineState.READY)
 
 

@@ -36,7 +36,7 @@ def create(url: str, name: str) -> None:
 def names(url: str) -> list[str]:
     async def run() -> list[str]:
         store = await Store.connect(url)
-        found = [tenant.id for tenant in await store.list_tenants()]
+        found = list((await store.list_tenants()).found)
         await store.close()
         return found
 

@@ -56,7 +56,7 @@ def test_every_setting_is_in_the_table_and_keeps_its_value_as_text() -> None:
     fields = set(Tenant.__dataclass_fields__) - {"id", "created"}
     assert set(SETTINGS) == fields
     tenant = Tenant("gold", money_per_day=0.1, weight=3, disabled=True, admission="goodput")
-    assert tenant_of({**tenant_fields(tenant), "created": "0"}) == tenant
+    assert tenant_of("gold", {**tenant_fields(tenant), "created": "0"}) == tenant
 
 
 def test_refuses_a_default_above_its_ceiling() -> None:

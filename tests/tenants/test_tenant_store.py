@@ -7,6 +7,7 @@ from tenants import keys
 from tenants.audit import STREAM
 from tenants.connection import Connection, StoreError, StoreUnavailable
 from tenants.model import INFERENCE, READ, InvalidRecord, Principal, Tenant
+from tenants.reading import Listing
 from tenants.store import AlreadyExists, KeyNotActive, NotFound, SchemaMismatch, Store
 
 pytestmark = pytest.mark.anyio
@@ -108,10 +109,10 @@ async def test_updates_at_once_lose_nothing(store: Store) -> None:
 
 
 async def test_lists_tenants_by_id(store: Store) -> None:
-    assert await store.list_tenants() == ()
+    assert await store.list_tenants() == Listing({}, {})
     made = [await store.create_tenant(Tenant(name)) for name in ("b", "a", "c")]
-    assert [tenant.id for tenant in await store.list_tenants()] == ["a", "b", "c"]
-    assert set(await store.list_tenants()) == set(made)
+    assert list((await store.list_tenants()).found) == ["a", "b", "c"]
+    assert set((await store.list_tenants()).found.values()) == set(made)
 
 
 async def test_lists_more_than_a_page(store: Store) -> None:
@@ -119,7 +120,7 @@ async def test_lists_more_than_a_page(store: Store) -> None:
         some = range(first, first + 100)
         await asyncio.gather(*(store.create_tenant(Tenant(f"t{i:04}")) for i in some))
     listed = await store.list_tenants()
-    assert [tenant.id for tenant in listed] == [f"t{i:04}" for i in range(1100)]
+    assert list(listed.found) == [f"t{i:04}" for i in range(1100)]
 
 
 async def test_issues_a_key(store: Store) -> None:
@@ -159,7 +160,7 @@ async def test_a_key_needs_a_tenant_and_good_settings(store: Store) -> None:
         await store.create_key("gold", scopes=["root"])
     with pytest.raises(InvalidRecord, match="past"):
         await store.create_key("gold", expires=int(time.time()) - 1)
-    assert await store.list_keys("gold") == ()
+    assert (await store.list_keys("gold")).found == {}
     with pytest.raises(NotFound):
         await store.list_keys("silver")
     with pytest.raises(NotFound):
@@ -189,7 +190,7 @@ async def test_forgotten_keys_leave_the_index(store: Store, connection: Connecti
     await connection.call(lambda client: client.delete(f"wm:key:{gone}"))
     await connection.call(lambda client: client.zadd(index, {gone: time.time() - 1}))
     kept = (await store.create_key("gold")).key
-    assert await store.list_keys("gold") == (kept,)
+    assert (await store.list_keys("gold")).found == {kept.public_id: kept}
     assert await connection.call(lambda client: client.zrange(index, 0, -1)) == [kept.public_id]
 
 
@@ -205,10 +206,7 @@ async def test_rotation_overlaps(store: Store) -> None:
     ending = (await store.get_key(old.public_id)).expires
     assert ending is not None
     assert abs(ending - time.time() - 60) < 3
-    assert {key.public_id for key in await store.list_keys("gold")} == {
-        old.public_id,
-        new.key.public_id,
-    }
+    assert set((await store.list_keys("gold")).found) == {old.public_id, new.key.public_id}
 
 
 async def test_rotation_never_prolongs_a_key(store: Store) -> None:
@@ -252,10 +250,10 @@ async def test_a_repeat_of_a_write_whose_answer_was_lost_is_harmless(
     assert await connection.call(lambda client: client.xlen(STREAM)) == 2  # one for each
 
     names = ["wm:key:aaaaaaaaaaaa", "wm:key:bbbbbbbbbbbb", "wm:tenant-keys:gold", STREAM]
-    rotation = ["aaaaaaaaaaaa", "bbbbbbbbbbbb", "d3", "0", "10", "{}", "9"]
+    rotation = ["aaaaaaaaaaaa", "bbbbbbbbbbbb", "d3" * 32, "0", "10", "{}", "9"]
     first = await connection.run("rotate_key", names, rotation)
     assert await connection.run("rotate_key", names, rotation) == first
-    assert (await store.get_key("bbbbbbbbbbbb")).digest == "d3"
+    assert (await store.get_key("bbbbbbbbbbbb")).digest == "d3" * 32
 
 
 async def test_refuses_a_newer_layout(valkey_url: str, connection: Connection) -> None:
@@ -300,4 +298,4 @@ async def test_a_refused_write_is_said_to_be_one(store: Store, connection: Conne
             await store.create_key("gold")
     finally:
         await connection.call(lambda client: client.config_set("maxmemory", "0"))
-    assert await store.list_keys("gold") == ()
+    assert (await store.list_keys("gold")).found == {}
