@@ -90,6 +90,12 @@ OPERATIONS: Mapping[str, tuple[Example, ...]] = {
             '{"model": "auto", "prompt": "Water", "max_tokens": 4}',
             '{"object": "text_completion", "…": "…"}',
         ),
+        _post(  # no id: x-watermaster-ignored-baggage
+            "/v1/completions",
+            f"{_KEY} -H 'baggage: watermaster.task=no/id'",
+            '{"model": "auto", "prompt": "Water", "max_tokens": 4}',
+            '{"object": "text_completion", "…": "…"}',
+        ),
         _post(  # again: it is not computed again
             "/v1/completions",
             f"{_KEY} -H 'idempotency-key: k1'",

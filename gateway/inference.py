@@ -1,5 +1,6 @@
 """One model call from HTTP to the engine and back; the ASGI endpoint of every shape."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ from engine.host.engine import GenerationRequest
 from gateway import routed
 from gateway.answer import Answer
 from gateway.auth import admit
+from gateway.baggage import told_of
 from gateway.body import read_body
 from gateway.call import Call, RawHeaders
 from gateway.connection import connection_of
@@ -40,12 +42,16 @@ SHORT_BODY = 1024  # bytes that are read sooner than a worker thread would have 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Who calls, under which identities, until when, and whether for the first time."""
+    """Who calls, under which identities, until when, and whether for the first time.
+
+    `passed_over`: members of its baggage.
+    """
 
     principal: Principal
     lineage: Lineage
     deadlines: Deadlines
     comeback: Return
+    passed_over: tuple[str, ...] = ()
 
 
 class Inference:
@@ -141,6 +147,8 @@ class Inference:
             raise ApiError(Reason.USAGE_UNRECORDED)
         principal = await admit(call, gateway, INFERENCE)
         ids = read_ids(call.headers, call.request_id)
+        if ids.passed_over:
+            call.told.append(partial(told_of, ids.passed_over))
         lineage = ids.lineage(principal.tenant.id, principal.key.public_id)
         instants, timeouts = read_deadlines(call.headers, gateway.clock)
         if ids.task is not None and timeouts.end is not None:
@@ -149,7 +157,8 @@ class Inference:
         tenant = principal.tenant
         ceiling = TimeLimits(tenant.default_timeout_ms, tenant.max_timeout_ms)
         deadlines = resolve(instants, timeouts, call.arrived, ceiling)
-        return Admission(principal, lineage, deadlines, read_return(call.headers, ids))
+        comeback = read_return(call.headers, ids)
+        return Admission(principal, lineage, deadlines, comeback, ids.passed_over)
 
     async def _prepare(self, body: bytes, principal: Principal) -> Prepared:
         gateway, tenant = self._gateway, principal.tenant.id
@@ -173,7 +182,7 @@ class Inference:
         placed = await self._router.place(prepared, request, admission.principal, hangup, ticket)
         prepared, generation = placed.prepared, placed.generation
         if trace.recorded:
-            _describe(trace, placed)
+            _describe(trace, placed, admission.passed_over)
         trace.follow(generation.sequences)
         clock, history = self._gateway.clock, prepared.model.history
         call = Call.of(scope)
@@ -234,7 +243,7 @@ def _request(prepared: Prepared, admission: Admission, domain: str) -> Generatio
     )
 
 
-def _describe(trace: RequestTrace, placed: Placed) -> None:
+def _describe(trace: RequestTrace, placed: Placed, passed_over: Sequence[str]) -> None:
     prepared, request = placed.prepared, placed.request
     sampling = request.sampling
     trace.describe(
@@ -250,6 +259,7 @@ def _describe(trace: RequestTrace, placed: Placed) -> None:
             semconv.REQUEST_TEMPERATURE: sampling.temperature,
             semconv.REQUEST_TOP_K: sampling.top_k or None,
             semconv.REQUEST_TOP_P: sampling.top_p,
+            semconv.IGNORED_BAGGAGE: ", ".join(passed_over) or None,
             semconv.INSTEAD_OF: placed.instead_of,
             semconv.ROUTED: routed.ONLY_REASON if placed.instead_of else None,
         },

@@ -8,6 +8,7 @@ from typing import Any
 from gateway.baggage import KEYS, read_baggage
 from gateway.errors import ApiError, Reason
 from gateway.ids import fresh
+from telemetry import semconv
 from telemetry.lineage import Lineage
 from telemetry.secrets import holds_key
 
@@ -22,12 +23,16 @@ _RULE = (
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """What the caller said. A part left out stands for the request alone."""
+    """What the caller said. A part left out stands for the request alone.
+
+    `passed_over` are the members of its baggage that would have been parts, and are no ids.
+    """
 
     request: str
     task: str | None
     run: str | None
     attempt: str | None
+    passed_over: tuple[str, ...] = ()
 
     def lineage(self, tenant: str, key: str = "") -> Lineage:
         return Lineage(
@@ -61,15 +66,21 @@ def request_id(headers: Mapping[str, str]) -> str:
 def read_ids(headers: Mapping[str, str], request: str) -> Ids:
     """Ids of a call that answers as `request`; its own headers go before its baggage's members.
 
-    Raises ApiError 400 for a malformed header, and passes over what is malformed in baggage.
+    Raises ApiError 400 for a malformed header, and passes over what is malformed in baggage: a
+    hop that knows nothing of us may have written it, and the call is none the worse.
     """
     if "x-request-id" in headers:
         check_id("x-request-id", headers["x-request-id"])
-    carried = read_baggage(headers.get("baggage", ""))
-    return Ids(request, *(_part(name, headers, carried.get(name, "")) for name in KEYS.values()))
-
-
-def _part(name: str, headers: Mapping[str, str], carried: str) -> str | None:
-    if name in headers:
-        return check_id(name, headers[name])
-    return carried if valid_id(carried) else None
+    task, run, attempt = (check_id(n, headers[n]) if n in headers else None for n in KEYS.values())
+    if "baggage" not in headers:
+        return Ids(request, task, run, attempt)
+    members = read_baggage(headers["baggage"]).items()
+    open_to = {member: text for member, text in members if KEYS[member] not in headers}
+    good = {member: text for member, text in open_to.items() if valid_id(text)}
+    return Ids(
+        request,
+        task or good.get(semconv.TASK),
+        run or good.get(semconv.RUN),
+        attempt or good.get(semconv.ATTEMPT),
+        tuple(member for member in open_to if member not in good),
+    )

@@ -108,7 +108,7 @@ def _answer(operation: Operation) -> Json:
     if operation.also:
         content[operation.also] = {"schema": {"type": "string"}}
     generates = "idempotency-key" in operation.headers
-    more = {**headers.REPLAYS, **headers.ROUTES} if generates else {}
+    more = {**headers.CARRIED, **headers.REPLAYS, **headers.ROUTES} if generates else {}
     return {
         "description": operation.summary,
         "headers": headers.refer_headers((*headers.ANSWERS, *operation.limits, *more)),
@@ -122,7 +122,8 @@ def _refusals(operation: Operation) -> Json:
     for refusal in operation.codes:
         row = TABLE[refusal]
         rows.setdefault(dialect.status(row), []).append(row)
-    carried = (*headers.ANSWERS, *operation.limits, *headers.REFUSALS)
+    own = headers.CARRIED if "idempotency-key" in operation.headers else {}
+    carried = (*headers.ANSWERS, *operation.limits, *own, *headers.REFUSALS)
     return {str(status): _refusal(rows[status], dialect, carried) for status in sorted(rows)}
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gateway import routed
+from gateway.baggage import PASSED_OVER
 from gateway.deadlines import FURTHEST_MS
 from gateway.lineage import ID_SCHEMA
 from gateway.returns import LONGEST_KEY
@@ -42,6 +43,13 @@ ANTHROPIC: dict[str, tuple[Json, str]] = {
 ANSWERS: dict[str, tuple[Json, str]] = {
     "x-request-id": (_TEXT, "Name of the call, also in traces and in explanations."),
     "x-server-time": ({"type": "integer"}, "The server's clock, in Unix milliseconds."),
+}
+# Of calls to a model that bring such members.
+CARRIED: dict[str, tuple[Json, str]] = {
+    PASSED_OVER: (
+        _TEXT,
+        "Members of the call's baggage that are no ids, and were left out: watermaster.task …",
+    ),
 }
 # Of every answer to the key of a tenant that has such limits: the scarcest of each kind.
 LIMITS: dict[str, tuple[Json, str]] = {
@@ -97,7 +105,7 @@ def parameters() -> Json:
 
 
 def all_of_answers() -> dict[str, tuple[Json, str]]:
-    return {**ANSWERS, **LIMITS, **ANTHROPIC_LIMITS, **REPLAYS, **ROUTES, **REFUSALS}
+    return {**ANSWERS, **CARRIED, **LIMITS, **ANTHROPIC_LIMITS, **REPLAYS, **ROUTES, **REFUSALS}
 
 
 def headers() -> Json:

@@ -119,7 +119,8 @@ _HEADERS = """
 - `traceparent`: the caller's span, of which the call becomes a child.
 - `baggage`: W3C's; members `watermaster.task`, `watermaster.run` and `watermaster.attempt` stand
   for `x-task-id`, `x-run-id` and `x-attempt-id` where these are not sent. What is malformed in it
-  is ignored.
+  is ignored, since a hop that knows nothing of this server may have written it: the call then
+  belongs to no such task, and the answer says so in `x-watermaster-ignored-baggage`.
 
 Stock clients send the same headers again when they retry. With `x-task-id`, the first
 `x-timeout-ms` of a task fixes when the task ends: later calls under it can end earlier, not later.

@@ -31,6 +31,7 @@ REQUEST = "watermaster.request"
 FLOW = "watermaster.flow"
 DEADLINE = "watermaster.deadline"  # Unix milliseconds
 CHOICE = "watermaster.choice"
+IGNORED_BAGGAGE = "watermaster.ignored_baggage"  # members that named a part, and are no ids
 INSTEAD_OF = "watermaster.instead_of"  # the preferred model, where its fallback was asked
 ROUTED = "watermaster.routed"  # why
 

@@ -223,3 +223,15 @@ def test_baggage_names_the_attempt_at_any_hop(server):
             for headers in (late, won, broken)
         ]
     assert [answer.status_code for answer in answers] == [499, 200, 200]
+    told = [answer.headers.get("x-watermaster-ignored-baggage") for answer in answers]
+    assert told == [None, None, "watermaster.task"]
+
+
+@pytest.mark.parametrize("more", [{"stream": True}, {"n": 0}])
+def test_streams_and_refusals_say_too_what_baggage_was_ignored(server, more):
+    body = {"model": MODEL, "messages": HELLO} | more
+    sent = {"baggage": "watermaster.task=a b,watermaster.run=r1,watermaster.attempt=<x>"}
+    with server.client() as client:
+        answer = client.post("/v1/chat/completions", json=body, headers=sent)
+    told = answer.headers["x-watermaster-ignored-baggage"]
+    assert told == "watermaster.task, watermaster.attempt"

@@ -4,7 +4,7 @@ import pytest
 
 from gateway.call import read_headers
 from gateway.errors import ApiError
-from gateway.lineage import read_ids, request_id, valid_id
+from gateway.lineage import Ids, read_ids, request_id, valid_id
 from telemetry.lineage import Lineage
 
 
@@ -36,10 +36,14 @@ def test_the_longest_id_passes():
     assert valid_id("a" * 128)
 
 
-def carried(*lines: str, **headers: str) -> tuple[str | None, str | None, str | None]:
+def read(*lines: str, **headers: str) -> Ids:
     named = {f"x-{part}-id": text for part, text in headers.items()}
     headers = [(b"baggage", line.encode("latin-1")) for line in lines]
-    ids = read_ids(named | read_headers({"headers": headers}), "req-1")
+    return read_ids(named | read_headers({"headers": headers}), "req-1")
+
+
+def carried(*lines: str, **headers: str) -> tuple[str | None, str | None, str | None]:
+    ids = read(*lines, **headers)
     return ids.task, ids.run, ids.attempt
 
 
@@ -82,6 +86,18 @@ def test_explicit_headers_win_over_baggage_one_by_one():
 def test_malformed_baggage_is_ignored(line):
     assert carried(line) == (None, None, None)
     assert carried(line, run="r1") == (None, "r1", None)
+
+
+def test_members_that_are_no_ids_are_named():
+    assert read("watermaster.task=a b,watermaster.run=r1,x=a b").passed_over == (
+        "watermaster.task",
+    )
+    assert read("watermaster.attempt", "watermaster.run=%ff").passed_over == (
+        "watermaster.attempt",
+        "watermaster.run",
+    )
+    assert read("watermaster.task=a b", task="mine").passed_over == ()  # which nobody asked for
+    assert read("watermaster.task=t1,watermaster.tasks=a b,=%%;").passed_over == ()
 
 
 def test_malformed_members_leave_the_others_alone():

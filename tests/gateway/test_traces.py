@@ -50,6 +50,15 @@ def test_a_call_is_one_tree_under_the_callers_span(server, stream):
     assert root.status.status_code is StatusCode.UNSET
 
 
+def test_a_trace_says_what_baggage_was_ignored(server):
+    trace = f"{TRACE}9"
+    sent = {"baggage": "watermaster.run=a/b", "traceparent": f"00-{trace}-b7ad6b7169203331-01"}
+    with server.client() as client:
+        assert client.post("/v1/chat/completions", json=BODY, headers=sent).status_code == 200
+    root, _ = tree(server, trace, 5)
+    assert root.attributes[semconv.IGNORED_BAGGAGE] == "watermaster.run"
+
+
 def test_a_refused_call_is_traced_too(server):
     assert post(server, f"{TRACE}4", n=99).status_code == 400
     root, inside = tree(server, f"{TRACE}4", 1)
