@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from telemetry.lineage import Scope
 from tenants.cancellations import Cancellation, Cancellations
-from tenants.connection import StoreUnavailable
+from tenants.connection import RecordDamaged, StoreUnavailable
 
 LOOK_SECONDS = 1.0  # between looks for other servers and for a store that is back
 MOST_PENDING = 4096  # cancellations to tell or to act upon; the oldest go first
@@ -46,7 +46,10 @@ class Courier:
         await self._send(Cancellation(self._name, scope))
 
     async def commit(self, scope: Scope, winner: Scope) -> Scope:
-        """Tell the others that `winner` won the race of a task; returns who has won it."""
+        """Tell the others that `winner` won the race of a task; returns who has won it.
+
+        Raises RecordDamaged if somebody has, and nobody can read who.
+        """
         return await self._send(Cancellation(self._name, scope, winner)) or winner
 
     async def run(self) -> None:
@@ -55,7 +58,7 @@ class Courier:
             try:
                 self._alone = await self._store.listeners() <= 1
                 while self._unsent:
-                    await self._told(self._unsent[0])
+                    await self._tell_late(self._unsent[0])
                     self._unsent.popleft()
             except StoreUnavailable:
                 self._alone = False  # nobody knows
@@ -70,9 +73,17 @@ class Courier:
         else:
             self._act(cancellation)
 
+    async def _tell_late(self, cancellation: Cancellation) -> None:
+        try:
+            await self._told(cancellation)
+        except RecordDamaged as error:
+            logger.warning("a cancellation does not reach other servers: %s", error)
+
     async def _send(self, cancellation: Cancellation) -> Scope | None:
         try:
             return await self._told(cancellation)
+        except RecordDamaged:
+            raise
         except StoreUnavailable as lost:
             logger.warning("a cancellation reaches other servers later: %s", lost)
             self._unsent.append(cancellation)

@@ -17,7 +17,7 @@ import orjson
 
 from gateway.errors import ApiError, Reason, Row
 from gateway.generate import find_model
-from gateway.kept_answers import Kept, KeptAnswers
+from gateway.kept_answers import Kept, KeptAnswers, UnreadableError
 from gateway.pressure import PressureDesk
 from gateway.recording import Reader, Recording, Room
 from gateway.state import ServedModel
@@ -28,6 +28,10 @@ from tenants.connection import StoreUnavailable
 from tenants.model import Principal
 
 MILLISECOND = 1_000_000
+UNREADABLE = (
+    "The call was answered or still runs, in a form that this server cannot read, so it was not "
+    "computed again; ask the server that has it, which may be a newer one, or use a new key."
+)
 LEAST_WAIT_MS = 100  # for a call that takes longer than was thought
 
 logger = logging.getLogger("watermaster")
@@ -131,10 +135,15 @@ class Idempotency:
                     _play(recording, Kept.of(found.answer))
                 case CallState.LOST:
                     _play(recording, Kept(None))
+                case CallState.UNREADABLE:
+                    raise UnreadableError(f"the record of a call under a key of {name.tenant}")
                 case CallState.OTHER:
                     recording.fail(ApiError(Reason.KEY_REUSED, param="idempotency-key"))
                 case CallState.RUNNING:
                     recording.fail(await self._busy(name, model, found.running_ms))
+        except UnreadableError as error:
+            logger.warning("an answer in the store cannot be read: %s", error)
+            recording.fail(ApiError(Reason.ANSWER_NOT_KEPT, UNREADABLE))
         except Exception:
             logger.exception("a call under an idempotency key failed")
             recording.fail(ApiError(Reason.INTERNAL))

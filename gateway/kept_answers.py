@@ -11,6 +11,9 @@ from tenants.calls import KEPT_MS, CallName
 
 MILLISECOND = 1_000_000
 MOST_BYTES = 32 << 20
+# How an answer begins in the store. Another form needs another letter, so that a version that does
+# not know it can say so.
+_STREAM, _WHOLE = "s", "w"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +31,25 @@ class Kept:
         """For the store."""
         if self.body is None:
             return None
-        kind = "s" if self.stream else "w"
+        kind = _STREAM if self.stream else _WHOLE
         model = f"{self.routed_to}:" if self.routed_to else ""
         return kind + model + base64.b64encode(zlib.compress(self.body, 1)).decode()
 
     @classmethod
     def of(cls, text: str) -> Self:
-        model, _, body = text[1:].rpartition(":")  # which base64 has none of
-        return cls(zlib.decompress(base64.b64decode(body)), text[0] == "s", model)
+        """Raises UnreadableError for what `text` did not write, a newer version's for instance."""
+        kind, (model, _, body) = text[:1], text[1:].rpartition(":")  # which base64 has none of
+        if kind not in {_STREAM, _WHOLE}:
+            raise UnreadableError(f"an answer of the kind {kind!r}")
+        try:
+            whole = zlib.decompress(base64.b64decode(body, validate=True))
+        except (ValueError, zlib.error) as error:
+            raise UnreadableError(str(error)) from None
+        return cls(whole, kind == _STREAM, model)
+
+
+class UnreadableError(Exception):
+    """An answer was kept in a form that this version does not know, or was damaged."""
 
 
 class KeptAnswers:

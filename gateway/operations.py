@@ -306,7 +306,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "/usage",
         "Tell what all tenants used, by tenant, key, model, day or hour, as JSON or CSV.",
         ("object", "tenant", "from", "to", "by", "data"),
-        _VALUE | {Reason.UNKNOWN_PARAMETER},
+        _VALUE | {Reason.UNKNOWN_PARAMETER, Reason.RECORD_DAMAGED},
         query={
             **_USAGE,
             "tenant": (_TEXT, "A tenant."),

@@ -16,7 +16,7 @@ from tenants.departed import Departed
 from tenants.embedded import EmbeddedStoreError, EmbeddedValkey
 from tenants.leases import Leases
 from tenants.replica import claim
-from tenants.store import Store, StoreUnavailable
+from tenants.store import SchemaMismatch, Store, StoreUnavailable
 
 STORE_CHECK_SECONDS = 1.0  # known keys go on working meanwhile
 
@@ -93,9 +93,12 @@ async def _watch(access: StoreAccess, embedded: EmbeddedValkey | None) -> None:
     """Notice that the store went away or came back. Nobody else looks after an embedded one."""
     while True:
         try:
-            await access.store.ping()
+            await access.store.check()
             if access.health.answered():
                 logger.info("the store answers again")
+        except SchemaMismatch as changed:
+            if access.health.lost():
+                logger.warning("the store is as good as away: %s", changed)
         except StoreUnavailable as lost:
             if access.health.lost():
                 logger.warning("the store is away: %s", lost)

@@ -21,6 +21,7 @@ from gateway.state import Gateway
 from telemetry.events import Cause
 from telemetry.lineage import Scope
 from tenants.cancellations import Cancellation
+from tenants.connection import RecordDamaged
 from tenants.model import INFERENCE
 
 PARTS = ("task", "run", "attempt", "request")
@@ -70,7 +71,12 @@ class Tasks:
         alone = self._courier.alone
         if alone:
             self._post(scope, winner, arrived)
-        first = await self._courier.commit(scope, winner)
+        try:
+            first = await self._courier.commit(scope, winner)
+        except RecordDamaged:
+            raise ApiError(
+                Reason.STORE_UNAVAILABLE, "Whether somebody has won this race cannot be read."
+            ) from None
         if first != winner:
             self._gateway.commits.correct(scope.tenant, task, first)
             raise _conflict(first)

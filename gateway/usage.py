@@ -1,5 +1,6 @@
 """`GET /v1/usage` and `GET /admin/usage`: what a tenant or all used, from the ledger."""
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +11,7 @@ from gateway.auth import admit
 from gateway.call import Call
 from gateway.errors import ApiError, Reason
 from gateway.state import Gateway
-from tenants.connection import StoreUnavailable
+from tenants.connection import RecordDamaged, StoreUnavailable
 from tenants.ledger.report import (
     GROUPS,
     InvalidQuestionError,
@@ -23,6 +24,8 @@ from tenants.ledger.report import (
     spell,
 )
 from tenants.model import READ
+
+log = logging.getLogger("watermaster.usage")
 
 MOST_LINES = 10_000
 FORMATS = ("json", "csv")
@@ -41,11 +44,18 @@ class UsageRoute:
         gateway = self._gateway
         principal = await admit(Call.of(request.scope), gateway, READ)
         wanted = _parameters(request, PARAMETERS)
-        return await _report(gateway, request, read(wanted, OWN_GROUPS, principal.tenant.id))
+        question = read(wanted, OWN_GROUPS, principal.tenant.id)
+        try:
+            return await _report(gateway, request, question)
+        except RecordDamaged as error:
+            log.warning(
+                "a tenant is not told its usage: %s", error
+            )  # who can mend it is not asking
+            raise ApiError(Reason.STORE_UNAVAILABLE, "Usage cannot be read.") from None
 
 
 async def report_of_all(gateway: Gateway, request: Request) -> Response:
-    """For the operator: of every tenant, or of the one that is named."""
+    """For the operator: of every tenant, or of the one that is named. Raises RecordDamaged."""
     wanted = {"by": BY_DEFAULT, **_parameters(request, OF_ALL)}
     return await _report(gateway, request, read(wanted, GROUPS, wanted.get("tenant")))
 
@@ -63,6 +73,8 @@ async def _report(gateway: Gateway, request: Request, question: Question) -> Res
     try:
         await gateway.ledger.catch_up()
         lines = await answer(gateway.ledger.store, question, MOST_LINES)
+    except RecordDamaged:
+        raise
     except StoreUnavailable:
         raise ApiError(
             Reason.STORE_UNAVAILABLE, "Usage cannot be read; retry after the time given."

@@ -10,7 +10,7 @@ import hashlib
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tenants.connection import Connection
+from tenants.connection import Connection, RecordDamaged
 
 LEASE_MS = 30_000
 KEPT_MS = 3_600_000
@@ -26,6 +26,7 @@ class CallState(StrEnum):
     DONE = "DONE"
     LOST = "LOST"  # done, and its answer was too large to keep
     OTHER = "OTHER"  # the key stands for another call
+    UNREADABLE = "UNREADABLE"  # something that a newer version wrote, or somebody damaged
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +63,21 @@ class Calls:
 
         A replica knows its own runs, so one of its own that the store still holds is over.
         """
-        state, *more = await self._connection.run(
-            "begin_call", [_record(name)], [name.print, replica, run, str(LEASE_MS)]
-        )
-        match CallState(state):
-            case CallState.DONE:
-                return Found(CallState.DONE, answer=more[0])
-            case CallState.RUNNING:
-                return Found(CallState.RUNNING, running_ms=int(more[0]))
-            case other:
-                return Found(other)
+        try:
+            told = await self._connection.run(
+                "begin_call", [_record(name)], [name.print, replica, run, str(LEASE_MS)]
+            )
+        except RecordDamaged:
+            told = []
+        match told:
+            case [CallState.DONE, str(answer)]:
+                return Found(CallState.DONE, answer=answer)
+            case [CallState.RUNNING, running_ms]:
+                return Found(CallState.RUNNING, running_ms=int(running_ms))
+            case [CallState.NEW | CallState.LOST | CallState.OTHER as state, *_]:
+                return Found(CallState(state))
+            case _:
+                return Found(CallState.UNREADABLE)
 
     async def renew(self, name: CallName, run: str) -> None:
         """The run goes on."""

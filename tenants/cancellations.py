@@ -3,6 +3,7 @@
 The log is short in time and in number; a race's first winner is kept for as long.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Self
@@ -10,7 +11,9 @@ from typing import Any, Self
 import orjson
 
 from telemetry.lineage import Scope
-from tenants.connection import Connection
+from tenants.connection import Connection, RecordDamaged
+
+log = logging.getLogger(__name__)
 
 CHANNEL = "wm:cancellations"
 LOG = "wm:cancelled"
@@ -32,9 +35,17 @@ class Cancellation:
 
     @classmethod
     def of(cls, text: str) -> Self:
-        fields = orjson.loads(text)
-        spare = fields["spare"]
-        return cls(fields["origin"], Scope(**fields["scope"]), spare and Scope(**spare))
+        """Raises ValueError for what `text` did not write.
+
+        That may be a newer version's, whose further parts may narrow what is meant: half understood
+        it would cancel too much.
+        """
+        try:
+            fields = orjson.loads(text)
+            scope, spare = fields.pop("scope"), fields.pop("spare")
+            return cls(scope=Scope(**scope), spare=spare and Scope(**spare), **fields)
+        except (TypeError, AttributeError, KeyError) as error:
+            raise ValueError(f"not a cancellation: {error}") from None
 
 
 class Cancellations:
@@ -49,14 +60,20 @@ class Cancellations:
         await self._connection.run("cancel", [LOG], [*_ROOM, cancellation.text()])
 
     async def commit(self, cancellation: Cancellation) -> Scope:
-        """Tell every replica who won a race, if nobody has; returns who has won."""
+        """Tell every replica who won a race, if nobody has; returns who has won.
+
+        Raises RecordDamaged if somebody has, and who that is cannot be read.
+        """
         scope, winner = cancellation.scope, cancellation.spare
         assert winner is not None
         names = [LOG, f"wm:winners:{scope.tenant}", f"wm:won:{scope.tenant}"]
         text = orjson.dumps(asdict(winner)).decode()
         rest = [cancellation.text(), scope.task or "", text, str(MOST_WINNERS)]
         won: str = await self._connection.run("commit_task", names, [*_ROOM, *rest])
-        return Scope(**orjson.loads(won))
+        try:
+            return Scope(**orjson.loads(won))
+        except (ValueError, TypeError):
+            raise RecordDamaged(f"who has won {scope.task!r} of {scope.tenant}: {won!r}") from None
 
     async def listeners(self) -> int:
         """Replicas that hear what is told now."""
@@ -69,15 +86,30 @@ class Cancellations:
         """Report what anybody tells, for ever, and first what was told lately."""
 
         def hear(entry: str, text: str) -> None:
-            if _order(entry) > _order(self._heard):
+            try:
+                if _order(entry) <= _order(self._heard):
+                    return
                 self._heard = entry
-                on_cancellation(Cancellation.of(text))
+                told = Cancellation.of(text)
+            except ValueError as error:
+                log.warning("a cancellation that another server told cannot be read: %s", error)
+            else:
+                on_cancellation(told)
 
         async def catch_up() -> None:
-            for entry, fields in await self._connection.call(self._missed):
-                hear(entry, fields["text"])
+            try:
+                missed = await self._connection.call(self._missed)
+            except RecordDamaged as error:  # what is told from now on is heard
+                log.warning("cancellations that were told before cannot be read: %s", error)
+                return
+            for entry, fields in missed:
+                hear(entry, fields.get("text", ""))
 
-        await self._connection.listen(CHANNEL, lambda text: hear(*text.split(" ", 1)), catch_up)
+        def hear_now(text: str) -> None:
+            entry, _, told = text.partition(" ")
+            hear(entry, told)
+
+        await self._connection.listen(CHANNEL, hear_now, catch_up)
 
     async def _missed(self, client: Any) -> list[tuple[str, dict[str, str]]]:
         seconds, _ = await client.time()

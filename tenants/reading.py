@@ -109,12 +109,13 @@ async def _records(
     for start in range(0, len(ids), _PAGE):
         page = ids[start : start + _PAGE]
         names = [prefix + member for member in page]
-        records = await connection.call(partial(_read_hashes, names))
+        records = await connection.call(partial(read_hashes, names))
         found |= zip(page, records, strict=True)
     return {name: record for name, record in found.items() if record != {}}
 
 
-async def _read_hashes(names: Sequence[str], client: Any) -> list[Record | None]:
+async def read_hashes(names: Sequence[str], client: Any) -> list[Record | None]:
+    """In one round trip; an empty one for each that is not there, None for what is no hash."""
     async with client.pipeline(transaction=False) as pipeline:
         for name in names:
             pipeline.hgetall(name)

@@ -100,7 +100,7 @@ class Store:
         store = cls(Connection(url))
         try:
             await store._connection.reach(patience)
-            await store._check_schema()
+            await store.check()
         except StoreError:
             await store.close()
             raise
@@ -118,9 +118,20 @@ class Store:
     async def close(self) -> None:
         await self._connection.close()
 
-    async def ping(self) -> None:
-        """Raises StoreUnavailable when the store is away."""
-        await self._connection.call(lambda client: client.ping())
+    async def check(self) -> None:
+        """Raises StoreUnavailable when the store is away, SchemaMismatch when a newer Watermaster
+
+        has changed its layout.
+        """
+        found = await self._connection.call(lambda client: client.get("wm:schema"))
+        if found is None:
+            await self._connection.call(lambda client: client.set("wm:schema", SCHEMA, nx=True))
+            found = await self._connection.call(lambda client: client.get("wm:schema"))
+        if found != str(SCHEMA):
+            raise SchemaMismatch(
+                f"the store's layout has version {found}, this Watermaster understands {SCHEMA}: "
+                "upgrade Watermaster, or point it to another store"
+            )
 
     async def create_tenant(self, tenant: Tenant) -> Tenant:
         """Add a tenant; returns it with its time of creation. Raises AlreadyExists."""
@@ -300,15 +311,6 @@ class Store:
         key, tenant = (_pairs(flat) for flat in found)
         held = key_of(public_id, key)
         return Principal(tenant_of(held.tenant, tenant), held)
-
-    async def _check_schema(self) -> None:
-        await self._connection.call(lambda client: client.set("wm:schema", SCHEMA, nx=True))
-        found = await self._connection.call(lambda client: client.get("wm:schema"))
-        if found != str(SCHEMA):
-            raise SchemaMismatch(
-                f"the store's layout has version {found}, this Watermaster understands {SCHEMA}: "
-                "upgrade Watermaster, or point it to another store"
-            )
 
     async def _put(self, tenant: Tenant, expected: str, did: str, how: dict[str, Any]) -> str:
         noted = audit.entry(self._actor, did, tenant.id, how)

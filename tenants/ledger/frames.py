@@ -16,6 +16,7 @@ from operator import attrgetter
 from telemetry.usage import Account, Usage
 
 _FILE_MAGIC = b"watermaster-us-1"
+_ANY_VERSION = b"watermaster-us-"
 _HEADER = struct.Struct("<16s16s924s64sI")  # magic, file id, model, writer, CRC-32
 _HEAD = struct.Struct("<4sIII")  # magic, rows, hour, CRC-32
 _MAGIC = b"WMuf"
@@ -27,6 +28,10 @@ MODEL_BYTES = 924
 
 class NotAJournalError(Exception):
     """The file does not begin as a usage journal does."""
+
+
+class OtherVersionError(NotAJournalError):
+    """It is one, in a form that another version of Watermaster writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,9 @@ def encode_header(file_id: str, model: str, writer: str = "") -> bytes:
 
 
 def decode_header(data: bytes) -> tuple[str, str, str]:
-    """The file's id, the model and the writer. Raises NotAJournalError."""
+    """The file's id, the model and the writer. Raises NotAJournalError, OtherVersionError."""
+    if data.startswith(_ANY_VERSION) and not data.startswith(_FILE_MAGIC):
+        raise OtherVersionError("another version of Watermaster wrote it")
     if len(data) < HEADER_BYTES:
         raise NotAJournalError("it is shorter than a header")
     magic, file_id, model, writer, crc = _HEADER.unpack_from(data)

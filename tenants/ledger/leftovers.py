@@ -6,12 +6,19 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from telemetry.usage import Usage
 from tenants.ledger.damaged import put_aside
-from tenants.ledger.frames import HEADER_BYTES, NotAJournalError, decode, decode_header
+from tenants.ledger.frames import (
+    HEADER_BYTES,
+    NotAJournalError,
+    OtherVersionError,
+    decode,
+    decode_header,
+)
 from tenants.ledger.journal import SUFFIX, locked
 
 CHUNK = 1 << 20  # bytes read at a time
@@ -81,7 +88,8 @@ def opened(folder: Path, file_id: str, model: str, writer: str, written: int) ->
 def claimed(folder: Path, file_id: str) -> Iterator[Source | None]:
     """A file nobody writes any more, as ours for now; None when there is no such file.
 
-    What is no journal is put aside, except what was killed before its header was written.
+    What is no journal is put aside, except what was killed before its header was written. One that
+    another version of Watermaster writes is left to it.
     """
     path = path_of(folder, file_id)
     try:
@@ -121,6 +129,9 @@ def _source(path: Path, file: int) -> Source | None:
     size = os.fstat(file).st_size
     try:
         file_id, model, writer = decode_header(os.pread(file, HEADER_BYTES, 0))
+    except OtherVersionError as error:
+        _leave(path, str(error))
+        return None
     except NotAJournalError as error:
         if size < HEADER_BYTES:
             path.unlink(missing_ok=True)
@@ -128,6 +139,12 @@ def _source(path: Path, file: int) -> Source | None:
             put_aside(path, error)
         return None
     return Source(file, file_id, model, writer, size - HEADER_BYTES)
+
+
+@cache
+def _leave(path: Path, why: str) -> None:
+    """Say once that a file stays where it is."""
+    log.error("%s waits for a server that can read it: %s", path, why)
 
 
 def read(source: Source, at: int) -> Stretch:

@@ -13,16 +13,17 @@ Hours are counted from the Unix epoch.
 """
 
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from telemetry.usage import Account, Usage
-from tenants.connection import Connection
+from tenants.connection import Connection, RecordDamaged
 from tenants.ledger.leftovers import COLUMNS, Slot, Source, Stretch
 from tenants.ledger.spending import spending
 from tenants.prices import Price
+from tenants.reading import Record, read_hashes
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +88,10 @@ class UsageStore:
         return sorted(found)
 
     async def rows(self, tenant: str, begin: int, end: int) -> AsyncIterator[UsageRow]:
-        """The tenant's usage in the hours from `begin` up to and without `end`, in their order."""
+        """The tenant's usage in the hours from `begin` up to and without `end`, in their order.
+
+        Raises RecordDamaged for an hour that cannot be read: what is billed is all or nothing.
+        """
         hours = await self._connection.call(
             lambda client: client.zrangebyscore(_HOURS + tenant, begin, f"({end}")
         )
@@ -95,7 +99,14 @@ class UsageStore:
             page = hours[start : start + _PAGE]
             records = await self._connection.call(partial(_read, tenant, page))
             for hour, record in zip(page, records, strict=True):
-                for row in _rows(tenant, int(hour), record):
+                try:
+                    rows = _rows(tenant, int(hour), record)
+                except ValueError:
+                    raise RecordDamaged(
+                        f"the record {_HOUR}{tenant}:{hour} is damaged, and no report that it "
+                        "belongs to can be made until you put it right or rename it"
+                    ) from None
+                for row in rows:
                     yield row
 
 
@@ -105,15 +116,14 @@ def _row(slot: Slot, model: str, usage: Usage, price: Price) -> tuple[object, ..
     return (slot.tenant, slot.hour, f"{slot.key}/{model}/", *amounts, price.nanos(*tokens))
 
 
-async def _read(tenant: str, hours: Sequence[str], client: Any) -> list[dict[str, str]]:
-    async with client.pipeline(transaction=False) as pipeline:
-        for hour in hours:
-            pipeline.hgetall(f"{_HOUR}{tenant}:{hour}")
-        records: list[dict[str, str]] = await pipeline.execute()
-        return records
+async def _read(tenant: str, hours: Sequence[str], client: Any) -> list[Record | None]:
+    return await read_hashes([f"{_HOUR}{tenant}:{hour}" for hour in hours], client)
 
 
-def _rows(tenant: str, hour: int, record: Mapping[str, str]) -> list[UsageRow]:
+def _rows(tenant: str, hour: int, record: Record | None) -> list[UsageRow]:
+    """Columns that a newer version has added are passed over. Raises ValueError for damage."""
+    if record is None:
+        raise ValueError("no hash")
     amounts: dict[tuple[str, str], dict[str, int]] = {}
     for name, amount in record.items():
         key, _, rest = name.partition("/")

@@ -23,6 +23,9 @@ if redis.call('ZCARD', KEYS[3]) > tonumber(ARGV[7]) then
 end
 redis.call('PEXPIRE', KEYS[2], ARGV[3])
 redis.call('PEXPIRE', KEYS[3], ARGV[3])
+if redis.call('TYPE', KEYS[1])['ok'] ~= 'stream' then
+  redis.call('DEL', KEYS[1]) -- damaged, if it is there; its entries would soon be gone anyway
+end
 local entry = redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[2], '*', 'text', ARGV[4])
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
 redis.call('PUBLISH', ARGV[1], entry .. ' ' .. ARGV[4])

@@ -5,6 +5,7 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import httpx
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from gateway import kept_answers, recording
 from gateway.client import Client, RetryPolicy, scope
 from telemetry.events import Cause, SequenceArrived
+from tenants.calls import CallName
 from tenants.model import Tenant
 from tests.gateway.conftest import TEXT
 from tests.gateway.live import HELLO, MODEL, LiveServer, eventually, read, read_all
@@ -377,6 +379,27 @@ def test_an_answer_is_replayed_by_every_replica(pair):
         assert other.headers["content-type"] == one.headers["content-type"]
         assert other.headers["idempotent-replayed"] == "true"
         assert ask(second, key, stream=stream, max_tokens=5).status_code == 422
+
+
+def test_an_answer_of_a_newer_form_is_refused_and_not_computed_again(pair):
+    """As an older server meets it while servers are replaced one by one."""
+    first, second = pair
+    first.say("from the first")
+    kept = ask(first, "newer")
+    name = CallName("gold", "newer", "")
+    eventually(lambda: ask(second, "newer").status_code == 200)
+
+    async def rewrite(client: Any) -> None:
+        await client.hset(f"wm:call:gold:{name.member}", "answer", "Z" + "form of tomorrow")
+
+    first.on_loop(lambda store: store.connection.call(rewrite))
+    before = second.model.steps
+    refused = ask(second, "newer")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, NOT_KEPT)
+    assert "cannot read" in refused.json()["error"]["message"]
+    assert refused.headers["x-should-retry"] == "false"
+    assert second.model.steps == before
+    assert ask(first, "newer").content == kept.content  # which has it itself
 
 
 def test_a_call_that_runs_elsewhere_is_409_until_it_is_done(pair):

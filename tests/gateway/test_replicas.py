@@ -1,5 +1,7 @@
 """Two replicas on one store: what changes there reaches both, and both outlive its absence."""
 
+from typing import Any
+
 import httpx
 import pytest
 
@@ -107,3 +109,22 @@ def metric(server: LiveServer, name: str) -> float:
         if line.startswith(name + " ")
     ]
     return float(line.split()[1])
+
+
+def test_a_layout_that_a_newer_server_changed_is_noticed(
+    replicas: list[LiveServer],
+) -> None:
+    first, _ = replicas
+
+    def write(version: str) -> None:
+        async def written(client: Any) -> None:
+            await client.set("wm:schema", version)
+
+        first.on_loop(lambda store: store.connection.call(written))
+
+    write("2")
+    for server in replicas:
+        eventually(lambda server=server: ready(server)["store"]["state"] == "away")
+    write("1")
+    for server in replicas:
+        eventually(lambda server=server: ready(server)["store"]["state"] == "up")

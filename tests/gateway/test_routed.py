@@ -1,10 +1,11 @@
 """Names of models as headers and as text of a kept answer, whatever they hold."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway import routed
-from gateway.kept_answers import Kept
+from gateway.kept_answers import Kept, UnreadableError
 
 
 @given(st.text())
@@ -20,3 +21,10 @@ def test_a_kept_answer_survives_the_store(body: bytes, stream: bool, model: str)
     text = kept.text()
     assert text is not None
     assert Kept.of(text) == kept
+
+
+@pytest.mark.parametrize("text", ["", "w", "zeJwDAAAAAAE=", "weJwDAAAAAAE", "w????", "wm:eJw="])
+def test_an_answer_of_another_form_is_not_read(text: str) -> None:
+    assert Kept.of("weJwDAAAAAAE=") == Kept(b"")
+    with pytest.raises(UnreadableError):
+        Kept.of(text)

@@ -6,6 +6,7 @@ The same with servers as processes is in `test_shared_limits.py`, where two are 
 import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from typing import Any
 
 import httpx
 import pytest
@@ -137,3 +138,54 @@ def test_what_is_cancelled_with_the_store_away_reaches_others_when_it_is_back(re
         valkey.start()
     eventually(lambda: late(second, "unheard").status_code == 499)
     eventually(lambda: late(second, "won-away", x_attempt_id="a2").status_code == 499)
+
+
+NEWER = {"scope": {"tenant": "gold", "task": "kept", "region": "eu"}, "spare": None, "origin": "x"}
+
+
+def test_what_cannot_be_read_cancels_nothing_and_stops_no_later_one(replicas, caplog):
+    """A newer server's cancellation of a part of a task must not end the whole of it here."""
+    first, second = replicas
+
+    async def tell(client: Any) -> None:
+        for text in ("{", "[]", "null", json.dumps(NEWER)):
+            entry = await client.xadd("wm:cancelled", {"text": text})
+            await client.publish("wm:cancellations", f"{entry} {text}")
+        await client.publish("wm:cancellations", "no entry")
+
+    first.on_loop(lambda store: store.connection.call(tell))
+    with first.client() as client:
+        assert client.delete("/v1/tasks/heard").status_code == 200
+    eventually(lambda: late(second, "heard").status_code == 499)
+    assert late(second, "kept").status_code == 200
+    assert "cannot be read" in caplog.text
+
+
+def test_a_damaged_log_keeps_nobody_from_hearing(replicas):
+    first, second = replicas
+
+    async def damage(client: Any) -> None:
+        await client.set("wm:cancelled", "text")
+        await client.client_kill_filter(_type="pubsub")  # so that they look at what they missed
+
+    first.on_loop(lambda store: store.connection.call(damage))
+    with first.client() as client:
+        eventually(lambda: not first.gateway.access.courier.alone)
+
+        def heard() -> bool:
+            assert client.delete("/v1/tasks/again").status_code == 200
+            return late(second, "again").status_code == 499
+
+        eventually(heard)
+
+
+def test_a_winner_that_cannot_be_read_is_no_second_one(replicas):
+    first, _ = replicas
+
+    async def damage(client: Any) -> None:
+        await client.hset("wm:winners:gold", "raced", "somebody")
+
+    first.on_loop(lambda store: store.connection.call(damage))
+    refused = commit(first, "raced", "a1")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "store_unavailable")
+    assert late(first, "raced", x_attempt_id="a2").status_code == 200

@@ -25,17 +25,17 @@ async def keep(kept: Calls, name: CallName, answer: str | None) -> None:
 
 
 async def test_a_call_is_computed_once_and_its_answer_told_to_every_replica(kept: Calls) -> None:
-    first, second = await asyncio.gather(
-        kept.begin(NAME, "a", "run-a"), kept.begin(NAME, "b", "run-b")
-    )
-    assert {first.state, second.state} == {CallState.NEW, CallState.RUNNING}
-    assert (await kept.begin(NAME, "a", "run-a")).state is CallState.NEW  # the answer was lost
+    found = await asyncio.gather(*(kept.begin(NAME, one, f"run-{one}") for one in "ab"))
+    assert {one.state for one in found} == {CallState.NEW, CallState.RUNNING}
+    first, second = "ab" if found[0].state is CallState.NEW else "ba"
+    again = await kept.begin(NAME, first, f"run-{first}")
+    assert again.state is CallState.NEW  # the answer was lost
     await asyncio.sleep(0.02)
-    assert 10 <= (await kept.begin(NAME, "b", "run-b")).running_ms < 10_000
-    await kept.finish(NAME, "run-b", "not b's to say")
-    assert (await kept.begin(NAME, "b", "run-b")).state is CallState.RUNNING
+    assert 10 <= (await kept.begin(NAME, second, f"run-{second}")).running_ms < 10_000
+    await kept.finish(NAME, f"run-{second}", "not the second's to say")
+    assert (await kept.begin(NAME, second, f"run-{second}")).state is CallState.RUNNING
     for _ in range(2):  # it may be sent again
-        await kept.finish(NAME, "run-a", "answer")
+        await kept.finish(NAME, f"run-{first}", "answer")
     for replica in ("a", "b"):
         assert await kept.begin(NAME, replica, "later") == Found(CallState.DONE, "answer")
 
@@ -110,3 +110,27 @@ async def test_answers_are_bounded_in_bytes_and_number_and_expire(
     assert await known() == [7]
     total = await connection.call(lambda c: c.hget("wm:call-bytes:gold", ""))
     assert int(total) == 100
+
+
+@pytest.mark.parametrize("state", ["MOVED", "DONE", "", None])
+async def test_a_record_of_another_form_is_neither_computed_again_nor_an_answer(
+    kept: Calls, connection: Connection, state: str | None
+) -> None:
+    """A newer version's, say."""
+    record = f"wm:call:gold:{NAME.member}"
+    await keep(kept, NAME, "answer")
+    if state is None:
+        await connection.call(lambda client: client.set(record, "text"))
+    else:
+        await connection.call(lambda client: client.hset(record, "state", state))
+        await connection.call(lambda client: client.hdel(record, "answer"))
+    assert await kept.begin(NAME, "b", "run-b") == Found(CallState.UNREADABLE)
+
+
+async def test_a_run_whose_beginning_is_lost_still_runs(
+    kept: Calls, connection: Connection
+) -> None:
+    await kept.begin(NAME, "a", "run-a")
+    record = f"wm:call:gold:{NAME.member}"
+    await connection.call(lambda client: client.hset(record, "begun", "once"))
+    assert await kept.begin(NAME, "b", "run-b") == Found(CallState.RUNNING, running_ms=0)

@@ -240,7 +240,7 @@ def test_the_store_finds_a_restarted_server_again(folder: Path) -> None:
             await store.get_tenant("gold")
         server.start()
         assert (await store.get_tenant("gold")).id == "gold"
-        await store.ping()
+        await store.check()
         await store.close()
         server.stop()
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from telemetry.clock import NANOSECONDS, Clock, SystemClock, VirtualClock
 from telemetry.usage import Account, Usage
-from tenants.connection import Connection, StoreError, StoreUnavailable
+from tenants.connection import Connection, RecordDamaged, StoreError, StoreUnavailable
 from tenants.embedded import EmbeddedValkey
 from tenants.ledger.frames import HEADER_BYTES, encode
 from tenants.ledger.journal import SUFFIX, Journal
@@ -155,6 +155,37 @@ async def test_no_journal_and_one_killed_before_its_header_are_put_away(
     (tmp_path / f"{'1' * 16}{SUFFIX}").write_bytes(b"something else" * 100)
     await ledger(tmp_path, connection).flush()
     assert os.listdir(tmp_path) == [f"{'1' * 16}.damaged"]
+
+
+async def test_a_journal_of_another_version_waits_for_it(
+    connection: Connection, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    newer = tmp_path / f"{'2' * 16}{SUFFIX}"
+    newer.write_bytes(b"watermaster-us-2" + bytes(HEADER_BYTES))
+    for _ in range(3):
+        await ledger(tmp_path, connection).flush()
+    assert os.listdir(tmp_path) == [newer.name]
+    assert caplog.text.count("another version of Watermaster wrote it") == 1
+
+
+@pytest.mark.parametrize("damage", ["a number", "its type"])
+async def test_no_report_is_made_of_an_hour_that_cannot_be_read(
+    connection: Connection, damage: str
+) -> None:
+    store, hour = UsageStore(connection, 90), NOW // 3600
+    sums = {Slot(name, "k", hour): Usage(output_tokens=3) for name in ("bronze", "gold")}
+    await store.add(source("file"), 0, Stretch(1, sums), FREE)
+    record = f"wm:usage:gold:{hour}"
+    await connection.call(lambda client: client.hset(record, "k/sim/tokens_of_tomorrow", "7"))
+    assert (await totals(connection))["gold"].output_tokens == 3
+    if damage == "a number":
+        await connection.call(lambda client: client.hset(record, "k/sim/output_tokens", b"\xff"))
+    else:
+        await connection.call(lambda client: client.set(record, "text"))
+    with pytest.raises(RecordDamaged, match=record):
+        await totals(connection)
+    own = Question(NOW - 86_400, NOW + 86_400, tenant="bronze", by=("tenant",))
+    assert (await totals(connection, own))["bronze"].output_tokens == 3
 
 
 async def test_what_was_put_aside_is_kept_for_a_while_and_not_in_any_number(
