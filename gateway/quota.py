@@ -107,6 +107,9 @@ class Quota:
             "requested": _shown(limit, shortage.amount),
         }
         if limit.window.is_budget:
+            # What calls do not use of what they reserved comes back when they end.
+            if not shortage.hopeless and shortage.amount <= remaining + piece.open:
+                return ApiError(Reason.RATE_LIMIT, _reserved(facts), facts=facts)
             wait = None if shortage.hopeless else reset_ms * MILLISECOND
             return ApiError(Reason.QUOTA, _sentence(facts), facts=facts, retry_after=wait)
         if shortage.hopeless:
@@ -191,6 +194,14 @@ def _sentence(facts: dict[str, object]) -> str:
     return (
         f"The tenant's budget {facts['limit']} of {facts['limit_amount']} has {facts['remaining']} "
         f"left, and this call may use {facts['requested']}."
+    )
+
+
+def _reserved(facts: dict[str, object]) -> str:
+    return (
+        f"What the tenant's budget {facts['limit']} of {facts['limit_amount']} has left is reserved"
+        f" for calls that are open, and this one may use {facts['requested']}; retry after the time"
+        " given."
     )
 
 

@@ -67,6 +67,7 @@ class Slice:
     free: int = 0
     allowance: int = 0
     using: int = 0
+    open: int = 0  # of what is charged: reserved by calls that are not settled
     charged: int = 0
     refunded: int = 0
     grant: Grant = field(default_factory=lambda: Grant(0, 0, 0, 0, 0, False))
@@ -110,6 +111,7 @@ class Slice:
             self._peak = max(self._peak, self.using)
         else:
             self.charged += amount
+            self.open += amount
             self.allowance -= amount
         return self.grant.start
 
@@ -122,7 +124,9 @@ class Slice:
         if self.held:
             self.using -= amount
             self.free += amount
-        elif start == self.grant.start:  # what an ended window was charged is over with it
+            return
+        self.open -= amount
+        if start == self.grant.start:  # what an ended window was charged is over with it
             self.refunded += amount - used
 
     def report(self, waiting: int) -> Report:

@@ -7,6 +7,7 @@ import shlex
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 
@@ -276,8 +277,31 @@ def test_a_hundred_calls_at_once_stay_within_the_budget(server):
     assert 10 <= len(good) < 100
     assert sum(good) <= 1000
     codes = {answer.json()["error"]["code"] for answer in answers if not answer.is_success}
-    assert codes == {"insufficient_quota"}
+    assert codes <= {"insufficient_quota", "rate_limit_exceeded"}
     assert standing(server, name)["tokens_per_hour"] == 1000 - sum(good)
+
+
+def test_what_open_calls_reserve_of_a_budget_is_waited_for(server):
+    """They use less than they reserve; whoever hears that the budget is spent gives up for good."""
+    name = tenant(server, tokens_per_day=1000)
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=server.keys[name]) as client:
+        asked = {"model": MODEL, "messages": HELLO, "max_tokens": 600}
+        with ThreadPoolExecutor(1) as pool:
+            with server.model.held():
+                first = pool.submit(client.chat.completions.create, **asked)
+                eventually(lambda: server.model.stuck)
+                refused = ask(server, name, max_tokens=600)
+                hopeless = ask(server, name, max_tokens=999)
+            spent = first.result().usage.total_tokens
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"]) == (429, "rate_limit_exceeded")
+        assert (error["limit"], "x-should-retry" in refused.headers) == ("tokens_per_day", False)
+        assert int(refused.headers["retry-after"]) >= 1
+        assert hopeless.json()["error"]["code"] == "insufficient_quota"
+        spent += client.chat.completions.create(**asked).usage.total_tokens
+    assert standing(server, name)["tokens_per_day"] == 1000 - spent
+    last = ask(server, name, max_tokens=1000 - spent)  # and its prompt
+    assert last.json()["error"]["code"] == "insufficient_quota"
 
 
 def test_metrics_tell_of_refusals_and_of_the_store(server):
