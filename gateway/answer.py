@@ -105,4 +105,4 @@ class Answer:
         self._generation.cancel(Cause.CANCELLED)
         while not self._choices.done:
             self._choices.absorb(await self._generation.next())
-        return from_finished(failure, self._writer.usage(self._choices.usage()))
+        return from_finished(failure, self._writer.usage(self._choices.usage_of_failure()))

@@ -171,10 +171,21 @@ class Choices:
 
     def usage(self) -> Usage:
         """So far; complete once `done`."""
-        ends = [choice.finished for choice in self._by_sequence.values()]
-        first = ends[0]
+        first = next(iter(self._by_sequence.values())).finished
         return Usage(
             prompt=first.prompt_tokens if first else 0,
             cached=first.cached_tokens if first else 0,
-            output=sum(end.output_tokens for end in ends if end),
+            output=sum(end.output_tokens for end in self._ends),
         )
+
+    def usage_of_failure(self) -> Usage:
+        """What is billed of a call without an answer: of the prompt, what was processed."""
+        processed = max(end.processed_tokens for end in self._ends)
+        cached = max(end.cached_tokens for end in self._ends)
+        output = sum(end.output_tokens for end in self._ends)
+        return Usage(processed, min(processed, cached), output)
+
+    @property
+    def _ends(self) -> list[Finished]:
+        ends = (choice.finished for choice in self._by_sequence.values())
+        return [end for end in ends if end]

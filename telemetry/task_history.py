@@ -135,6 +135,8 @@ class _Fold:
             return
         told.phase, told.cause, told.ended = event.phase, event.cause, event.now
         told.cached_tokens, told.output_tokens = event.cached_tokens, event.output_tokens
+        if event.admitted is None:
+            told.prompt_tokens = 0  # nobody has looked at it, and nobody pays for it
         if event.cause in CANCELS:
             told.lag_tokens = sum(rows.get(event.sequence, 0) for rows in self._flights.values())
             self._ended.append(told)

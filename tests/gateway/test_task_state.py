@@ -88,6 +88,17 @@ def test_what_runs_waits_and_was_refused_is_told_apart(server: LiveServer) -> No
     assert refused["usage"]["total_tokens"] == 0
 
 
+def test_a_prompt_that_was_never_looked_at_is_no_usage(server: LiveServer) -> None:
+    server.say("so it goes ", endless=True, step_seconds=0.002)
+    with server.occupied(), server.client(x_task_id="unseen", x_timeout_ms="100") as client:
+        late = client.post("/v1/chat/completions", json=CALL)
+        assert late.status_code == 504
+        state = state_of(client, "unseen")
+    assert state["causes"] == {"deadline_exceeded": 1}
+    assert late.json()["error"]["usage"] == state["usage"] == state["sequences"][0]["usage"]
+    assert state["usage"]["total_tokens"] == 0
+
+
 def test_another_tenants_task_answers_like_one_that_never_was(server: LiveServer) -> None:
     with server.client(x_task_id="private") as client:
         client.post("/v1/chat/completions", json=CALL).raise_for_status()
