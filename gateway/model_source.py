@@ -156,20 +156,14 @@ def executor_factory(
     def build() -> "AnyExecutor":
         import torch
 
-        from engine.runtime.executor import TorchExecutor
-        from engine.runtime.gpu.build import cuda_executor
-        from engine.runtime.gpu.executor import GpuExecutor
-        from engine.runtime.loader import load_model, load_quickest
+        from engine.runtime.gpu.build import make_executor
+        from engine.runtime.loader import load_quickest
 
         if threads:
             torch.set_num_threads(threads)
-        place = (source.path, source.dtype, source.device)
-        executor: GpuExecutor | TorchExecutor
         try:
-            if source.device.type == "cuda":
-                executor = cuda_executor(load_model(*place), kernel, kv_dtype=source.kv_dtype)
-            else:
-                executor = TorchExecutor(load_quickest(*place), kernel)
+            model = load_quickest(source.path, source.dtype, source.device)
+            executor = make_executor(model, kernel, source.kv_dtype)
             executor.warm_up()
         except torch.OutOfMemoryError as error:
             raise ModelSourceError(

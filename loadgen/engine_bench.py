@@ -9,7 +9,7 @@ from typing import Any
 
 from loadgen import long_context, machine, profiling, reality
 from loadgen.limits import Finding, between
-from loadgen.live import LiveEngine, LiveModel, Step, on_passing_thread
+from loadgen.live import LiveEngine, LiveError, LiveModel, Step, on_passing_thread
 from loadgen.long_context import LongContext
 from loadgen.machine import Machine, Roofline
 from loadgen.profiling import Profiler, Round, Samples
@@ -62,7 +62,15 @@ class EngineSpeed:
 
 
 def measure(model: LiveModel, seconds: float, repeat: int, report: Report) -> EngineSpeed:
-    """Steps of each kind for `seconds` together, then `repeat` mixed runs."""
+    """Steps of each kind for `seconds` together, then `repeat` mixed runs.
+
+    LiveError for a model on a card, whose limits are others.
+    """
+    if model.model.device.type != "cpu":
+        raise LiveError(
+            f"the model runs on {model.model.device}, and the limits measured here are the CPU's; "
+            "take python -m engine.runtime.device_check, or model.device = cpu"
+        )
     report("measuring the machine")
     limits = on_passing_thread(lambda: machine.measure(model.model.dtype))
     roofline = Roofline(limits, model.model.config, model.model.dtype.itemsize)

@@ -7,17 +7,18 @@ from dataclasses import dataclass, replace
 from itertools import count
 from math import inf
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
 
 from engine.core.commands import FlowNode
 from engine.core.config import KernelConfig
+from engine.core.executor import Executor
 from engine.core.plan import IntArray, Sampling, StepPlan, StepResult
 from engine.host.engine import Engine, GenerationRequest
 from engine.host.generation import Generation
-from engine.runtime.executor import Ticket, TorchExecutor
+from engine.runtime.gpu.build import make_executor
 from engine.runtime.model import Model
 from engine.sim.executor import shape_of
 from engine.sim.profile import StepShape
@@ -36,12 +37,16 @@ class LiveError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LiveModel:
-    """A loaded model, and the sizes with which it is served. `threads` 0 is torch's own choice."""
+    """A loaded model, and the sizes with which it is served. `threads` 0 is torch's own choice;
+
+    `kv_dtype`, for which the KV blocks of `kernel` are counted, None for the model's.
+    """
 
     name: str
     model: Model
     kernel: KernelConfig
     threads: int = 0
+    kv_dtype: torch.dtype | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,14 @@ def on_passing_thread(work: Callable[[], T]) -> T:
         return pool.submit(work).result()
 
 
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """A launched step; `taken` is what is said of one that was not computed."""
+
+    inner: Any
+    taken: StepResult | None = None
+
+
 class ObservedExecutor:
     """Notes the shape of every step. It takes steps in without computing them up to one in which
 
@@ -74,29 +87,30 @@ class ObservedExecutor:
     matter to time.
     """
 
-    def __init__(self, inner: TorchExecutor, block_size: int) -> None:
+    def __init__(self, inner: Executor[Any], block_size: int) -> None:
         self.fill_until: float = 0
         self.shapes: dict[int, StepShape] = {}  # of computed steps that were not taken out yet
         self._inner = inner
         self._block_size = block_size
 
-    def launch(self, plan: StepPlan) -> Ticket:
+    def launch(self, plan: StepPlan) -> Observed:
         """Compute the plan, or only its changes to the batch."""
         shape = shape_of(plan, self._block_size)
         if shape.decode_sequences >= self.fill_until:
             self.fill_until = 0
             self.shapes[plan.step] = shape
-            return self._inner.launch(plan)
+            return Observed(self._inner.launch(plan))
         still = replace(
             plan, counts=np.zeros_like(plan.counts), samples=np.zeros_like(plan.samples)
         )
-        self._inner.launch(still)
         drawn = plan.samples.astype(np.int32)
-        return Ticket(StepResult(plan.step, drawn, np.zeros(int(drawn.sum()), np.int32), 1))
+        taken = StepResult(plan.step, drawn, np.zeros(int(drawn.sum()), np.int32), 1)
+        return Observed(self._inner.launch(still), taken)
 
-    def wait(self, ticket: Ticket) -> StepResult:
+    def wait(self, ticket: Observed) -> StepResult:
         """The result of a launched step."""
-        return self._inner.wait(ticket)
+        result: StepResult = self._inner.wait(ticket.inner)
+        return ticket.taken or result
 
 
 class StepWatch:
@@ -187,9 +201,10 @@ class LiveEngine:
         """Called on the engine thread, whose number of threads it sets."""
         if self._model.threads:
             torch.set_num_threads(self._model.threads)
-        executor = TorchExecutor(self._model.model, self._kernel)
+        executor = make_executor(self._model.model, self._kernel, self._model.kv_dtype)
         executor.warm_up()
-        executor.cache.blocks.fill_(0)  # else all untouched pages are one, in the nearest cache
+        if self._model.model.device.type == "cpu":
+            executor.cache.blocks.fill_(0)  # else all untouched pages are one, in the nearest cache
         self._executor = ObservedExecutor(executor, self._kernel.block_size)
         return self._executor
 

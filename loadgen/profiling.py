@@ -280,11 +280,13 @@ def _summary(steps: list[Step]) -> Measured:
 
 
 def host_link(model: LiveModel) -> HostLink:
-    """How fast KV moves to the host. Executors move it before they compute."""
+    """How fast KV moves to the host: on a card beside a step, else before it."""
     llama, size = model.model, model.kernel.block_size
-    cache = KVCache(llama.config, LINK_BLOCKS, size, llama.dtype, llama.device, LINK_BLOCKS)
+    where = (llama.dtype, llama.device, LINK_BLOCKS, model.kv_dtype)
+    cache = KVCache(llama.config, LINK_BLOCKS, size, *where)
     moved = cache.host[0].nbytes
-    return HostLink(moved / seconds_a_block(cache), moved // size, overlap=False)
+    overlap = model.kernel.host_overlap
+    return HostLink(moved / seconds_a_block(cache), moved // size, overlap=overlap)
 
 
 def about(model: LiveModel, profiled: Profiled) -> dict[str, object]:

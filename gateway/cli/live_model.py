@@ -43,7 +43,9 @@ def load_live(config_file: Path | None, source: str | None, threads: int | None)
         model = on_passing_thread(lambda: load_quickest(found.path, found.dtype, found.device))
     except (ModelStoreError, ModelSourceError, UnsupportedModelError, WeightsError) as error:
         raise CliError(str(error), Exit.MODEL) from None
-    return LiveModel(settings.model.source, model, kernel, settings.model.threads)
+    return LiveModel(
+        settings.model.source, model, kernel, settings.model.threads, kv_dtype=found.kv_dtype
+    )
 
 
 @contextmanager

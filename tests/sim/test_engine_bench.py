@@ -10,9 +10,9 @@ from engine.runtime.loader import build_model
 from engine.sim.profile import StepShape
 from loadgen import engine_bench, machine
 from loadgen.engine_bench import EngineSpeed, Mixed, Pace, findings
-from loadgen.live import LiveModel
+from loadgen.live import LiveError, LiveModel
 from loadgen.machine import Machine, Roofline
-from tests.runtime.driver import TINY, RandomWeights
+from tests.runtime.driver import TINY, RandomWeights, tiny_config, tiny_model
 
 
 def test_the_least_time_of_a_step_is_its_arithmetic_or_its_memory():
@@ -64,3 +64,9 @@ def test_every_kind_of_step_is_measured_on_an_engine(monkeypatch):
     assert all(0 < pace.at_best < 1 for pace in found.paces)
     assert found.mixed[0].rate > 0
     assert found.peak_rss > 50 << 20
+
+
+def test_a_card_is_not_held_to_the_limits_of_the_cpu():
+    on_card = replace(tiny_model(), device=torch.device("cuda", 0))
+    with pytest.raises(LiveError, match=r"the model runs on cuda:0, .* the CPU's; take python -m"):
+        engine_bench.measure(LiveModel("tiny", on_card, tiny_config()), 0.01, 1, print)

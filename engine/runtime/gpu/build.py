@@ -1,4 +1,4 @@
-"""The executor of a kind of device, with what attends and draws there."""
+"""Which executor runs a model where it lies, with what attends and draws there."""
 
 import gc
 from dataclasses import replace
@@ -6,16 +6,31 @@ from dataclasses import replace
 import torch
 
 from engine.core.config import KernelConfig
+from engine.runtime.executor import TorchExecutor
 from engine.runtime.gpu.attention import HostAttention
 from engine.runtime.gpu.device import Device
 from engine.runtime.gpu.executor import GpuExecutor
 from engine.runtime.gpu.fake import FakeDevice
 from engine.runtime.gpu.graphs import most_rows
-from engine.runtime.model import LlamaModel
+from engine.runtime.model import LlamaModel, Model
 
 
 class NoKernelsError(ValueError):
     """The kernels cannot run here; the message says what is missing."""
+
+
+def make_executor(
+    model: Model, config: KernelConfig, kv_dtype: torch.dtype | None = None
+) -> GpuExecutor | TorchExecutor:
+    """What serves `model`, not warmed up; `kv_dtype` as in `GpuExecutor`.
+
+    ValueError for another format than the model's on a CPU, or a kernel beyond the model.
+    """
+    if isinstance(model, LlamaModel) and model.device.type == "cuda":
+        return cuda_executor(model, config, kv_dtype=kv_dtype)
+    if kv_dtype not in (None, model.dtype):
+        raise ValueError(f"on a CPU the KV cache is in the model's {model.dtype}, not {kv_dtype}")
+    return TorchExecutor(model, config)
 
 
 def cuda_executor(
