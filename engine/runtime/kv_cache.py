@@ -15,6 +15,8 @@ from engine.runtime.upload import upload
 
 AT_ONCE = 16  # blocks that are moved through one buffer
 PIECE = 256 << 20  # bytes of host memory taken at once
+# 8-bit formats of the cache, with the first compute capability (89: 8.9) that converts them
+NARROW = {torch.float8_e4m3fn: 89, torch.float8_e5m2: 80}
 
 
 class KVCache:

@@ -19,6 +19,7 @@ from engine.runtime.device_check.peers import NAME as PEER
 from engine.runtime.device_check.prefill import prefill_flops
 from engine.runtime.device_check.process import listen
 from engine.runtime.device_check.report import Row, as_json, table
+from engine.runtime.device_check.target import DRY, Target
 from engine.runtime.device_check.waiting import places
 from engine.runtime.loader import build_model
 from engine.runtime.random_weights import RandomWeights, geometry
@@ -179,6 +180,25 @@ def test_goals_are_of_the_share_where_there_is_one():
     assert lines[4].startswith("| skipped | not run |")
     written = json.loads(as_json({"card": "none"}, [gap]))
     assert (written["about"], written["rows"][0]["met"]) == ({"card": "none"}, False)
+
+
+def test_what_a_broken_kernel_gives_leaves_a_file_that_can_be_read():
+    rows = [Row("attention", float("inf"), goal=0.03, at_most=True, must=True)]
+    rows.append(Row("draws", float("nan"), goal=98.0, must=True, more={"MiB": float("-inf")}))
+    text = as_json({}, rows)
+    found = json.loads(text, parse_constant=pytest.fail)["rows"]
+    assert [row["value"] for row in found] == ["inf", "nan"]
+    assert [row["met"] for row in found] == [False, False]
+    assert found[1]["more"] == {"MiB": "-inf"}
+
+
+def test_a_card_that_lacks_an_8_bit_format_is_not_asked_for_it(monkeypatch):
+    """Ampere does not convert the usual one: that is no failure of the check."""
+    card = Target(torch.device("cuda", 0), torch.bfloat16, DRY)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 0))
+    assert card.narrow == (torch.float8_e5m2,)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (9, 0))
+    assert card.narrow == (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def test_what_a_step_must_do_is_counted_by_hand():

@@ -8,9 +8,10 @@ import torch
 
 from engine.core.config import KernelConfig
 from engine.core.plan import Sampling
-from engine.runtime.device_check.kernels import DRAWS, NARROW, draw_inputs, form_name
+from engine.runtime.device_check.kernels import DRAWS, draw_inputs, form_name
 from engine.runtime.device_check.mixed import Request, drive
 from engine.runtime.device_check.report import Row
+from engine.runtime.device_check.shapes import NARROW_HEAD_DIM, TEXT, attention_shape
 from engine.runtime.device_check.target import Target
 from engine.runtime.loader import build_model
 from engine.runtime.model_config import ModelConfig
@@ -31,17 +32,17 @@ def kernel_checks(target: Target, shape: ModelConfig) -> Iterator[Row]:
     for dtype in TOLERANCE:
         at = replace(target, dtype=dtype)
         for head_dim in target.sizes.head_dims:
-            yield _attention_row(at, replace(shape, head_dim=head_dim))
+            yield _attention_row(at, head_dim)
         yield _operators_row(at, shape)
-    for stored in NARROW:
-        yield from _narrow_rows(replace(target, dtype=torch.bfloat16), shape, stored)
+    for stored in target.narrow:
+        yield from _narrow_rows(replace(target, dtype=torch.bfloat16), stored)
     for name, draw in DRAWS.items():
         yield _draws_row(target, shape, name, *draw)
 
 
 def text_row(target: Target) -> Row:
     """Random requests on a small fp32 model: two steps in flight with graphs, and neither."""
-    shape = geometry("tiny")
+    shape = geometry(TEXT)
     weights = RandomWeights(shape, torch.float32, target.device)
     model = build_model(shape, weights, torch.float32, target.device)
     config = KernelConfig(
@@ -71,21 +72,21 @@ def text_row(target: Target) -> Row:
     return Row(name, 100 * same, "% of requests", goal=100.0, note=note, must=True)
 
 
-def _attention_row(target: Target, shape: ModelConfig) -> Row:
-    from engine.runtime.device_check.rows import PreparedRows, few_heads
+def _attention_row(target: Target, head_dim: int) -> Row:
+    from engine.runtime.device_check.rows import PreparedRows
 
-    rows = PreparedRows(target, few_heads(shape), target.sizes.rows, target.dtype)
+    rows = PreparedRows(target, attention_shape(head_dim), target.sizes.rows, target.dtype)
     with torch.inference_mode():
         exact = rows.exact()
         found = rows.attend()
-    return _error(f"attention, head size {shape.head_dim}", target.dtype, found, exact)
+    return _error(f"attention, head size {head_dim}", target.dtype, found, exact)
 
 
-def _narrow_rows(target: Target, shape: ModelConfig, stored: torch.dtype) -> Iterator[Row]:
+def _narrow_rows(target: Target, stored: torch.dtype) -> Iterator[Row]:
     """What is written to an 8-bit cache, and attention over what was written."""
-    from engine.runtime.device_check.rows import PreparedRows, few_heads
+    from engine.runtime.device_check.rows import PreparedRows
 
-    rows = PreparedRows(target, few_heads(shape), target.sizes.rows, stored)
+    rows = PreparedRows(target, attention_shape(NARROW_HEAD_DIM), target.sizes.rows, stored)
     with torch.inference_mode():
         wanted = rows.new()
         found = rows.attend()

@@ -10,12 +10,12 @@ import torch
 from engine.runtime.device_check.limits import Limits
 from engine.runtime.device_check.products import product_rows
 from engine.runtime.device_check.report import Row
+from engine.runtime.device_check.shapes import one_layer
 from engine.runtime.device_check.target import Target
 from engine.runtime.model_config import ModelConfig
 from engine.runtime.sampler import DrawInputs
 
 DECODE_GOAL = 0.8  # of the copy bandwidth, batch 64 at the longest context
-NARROW = (torch.float8_e4m3fn, torch.float8_e5m2)
 DRAWS = {  # temperature, top_p, top_k
     "greedy": (0.0, 1.0, 0),
     "hot": (1.0, 1.0, 0),
@@ -36,10 +36,10 @@ def kernel_rows(target: Target, shape: ModelConfig, limits: Limits) -> Iterator[
 
 
 def _attention_rows(target: Target, shape: ModelConfig, limits: Limits) -> Iterator[Row]:
-    from engine.runtime.device_check.rows import PreparedRows, one_layer
+    from engine.runtime.device_check.rows import PreparedRows
 
     batch = target.sizes.kernel_batch
-    for context, stored in product(target.sizes.contexts, (target.dtype, *NARROW)):
+    for context, stored in product(target.sizes.contexts, (target.dtype, *target.narrow)):
         rows = PreparedRows(target, one_layer(shape), [(context - 1, 1)] * batch, stored)
         seconds = target.replayed(rows.attend, target.sizes.layers)
         moved = batch * context * 2 * shape.kv_size * stored.itemsize
@@ -69,7 +69,7 @@ def _attention_rows(target: Target, shape: ModelConfig, limits: Limits) -> Itera
 
 def _cut_rows(target: Target, shape: ModelConfig, limits: Limits) -> Iterator[Row]:
     """Decode attention with contexts cut more coarsely and more finely than they are."""
-    from engine.runtime.device_check.rows import PreparedRows, one_layer
+    from engine.runtime.device_check.rows import PreparedRows
 
     sizes = target.sizes
     for batch, context, per_core in product(sizes.batches[:3], sizes.contexts, sizes.cuts):

@@ -58,7 +58,7 @@ def step_rows(target: Target, shape: ModelConfig) -> Iterator[Row]:
 
 def narrow_rows(target: Target, shape: ModelConfig) -> Iterator[Row]:
     """Decode steps with an 8-bit cache, at the longest context."""
-    limits, form = measure_limits(target), torch.float8_e4m3fn
+    limits, form = measure_limits(target), target.narrow[0]
     loaded = load(target, shape, form)
     loaded.executor.warm_up()
     context = target.sizes.contexts[-1]

@@ -1,6 +1,7 @@
 """What was found, as rows of a table and as JSON."""
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -61,8 +62,20 @@ def table(rows: Iterable[Row]) -> str:
 
 
 def as_json(about: dict[str, object], rows: Iterable[Row]) -> str:
+    """Numbers that are not finite, which a broken kernel gives, are strings: JSON has none."""
     findings = [asdict(row) | {"met": row.met} for row in rows]
-    return json.dumps({"about": about, "rows": findings}, indent=2) + "\n"
+    return json.dumps(_named({"about": about, "rows": findings}), indent=2, allow_nan=False) + "\n"
+
+
+def _named(found: object) -> object:
+    match found:
+        case dict():
+            return {key: _named(value) for key, value in found.items()}
+        case list():
+            return [_named(value) for value in found]
+        case float() if not math.isfinite(found):
+            return str(found)
+    return found
 
 
 def save(file: Path, about: dict[str, object], rows: Iterable[Row]) -> None:

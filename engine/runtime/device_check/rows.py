@@ -1,7 +1,6 @@
 """Attention alone over rows of given lengths, on the card, and the same in float64 on the CPU."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -96,15 +95,6 @@ class PreparedRows:
         turning = heads[:, : self._shape.num_heads + self._shape.num_kv_heads]
         rotate_(turning, cos.double(), sin.double())
         return heads
-
-
-def one_layer(shape: ModelConfig) -> ModelConfig:
-    return replace(shape, num_layers=1)
-
-
-def few_heads(shape: ModelConfig) -> ModelConfig:
-    """One layer that a CPU computes in float64 in little time."""
-    return replace(one_layer(shape), num_heads=8, num_kv_heads=2, context_length=4096)
 
 
 def _config(shape: ModelConfig, rows: Sequence[tuple[int, int]], longest: int) -> KernelConfig:

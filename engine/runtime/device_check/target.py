@@ -9,11 +9,13 @@ from statistics import median
 import torch
 
 from engine.core.config import KernelConfig
+from engine.runtime.device_check.shapes import HEAD_DIMS
 from engine.runtime.gpu.build import cuda_executor, fake_executor
 from engine.runtime.gpu.cuda import CudaDevice
 from engine.runtime.gpu.device import Device
 from engine.runtime.gpu.executor import GpuExecutor
 from engine.runtime.gpu.fake import FakeDevice
+from engine.runtime.kv_cache import NARROW
 from engine.runtime.model import LlamaModel
 
 
@@ -37,7 +39,7 @@ class Sizes:
     kernel_batch: int = 64  # rows of a kernel that is timed alone
     layers: int = 8  # calls of attention that are timed together
     cuts: tuple[int, ...] = (3, 8, 16)  # items of decode attention for each multiprocessor
-    head_dims: tuple[int, ...] = (64, 80, 96, 128)
+    head_dims: tuple[int, ...] = HEAD_DIMS
     # (positions known, positions computed): one, at and across block borders, long, chunked
     rows: tuple[tuple[int, int], ...] = (
         *((0, 1), (15, 1), (16, 1), (700, 1), (0, 5), (0, 16), (31, 33), (300, 130), (2000, 1)),
@@ -82,6 +84,14 @@ class Target:
     def kernels(self) -> bool:
         """Whether the kernels run: on the card, or interpreted."""
         return not self.dry or os.environ.get("TRITON_INTERPRET") == "1"
+
+    @property
+    def narrow(self) -> tuple[torch.dtype, ...]:
+        """8-bit formats of the cache that the device converts, the one of `fp8` first."""
+        if self.dry:
+            return tuple(NARROW)
+        major, minor = torch.cuda.get_device_capability(self.device)
+        return tuple(form for form, first in NARROW.items() if 10 * major + minor >= first)
 
     def seam(self) -> Device:
         return FakeDevice() if self.dry else CudaDevice(self.device)

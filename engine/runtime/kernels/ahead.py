@@ -59,7 +59,9 @@ class Footprint:
 def compile_ahead(launch: Launch, card: int) -> Footprint:
     """Compile for compute capability `card` (80 or 90) with the compiler that a card would use.
 
-    Tensors may be on the meta device. Raises what Triton raises where it cannot compile.
+    Tensors may be on the meta device. Raises what Triton raises where it cannot compile. A process
+    may compile for one card only: Triton 3.6 takes the conversions of 8-bit floats for all cards
+    from the first.
     """
     source, options = _source(launch)
     compiled = triton.compile(source, target=GPUTarget("cuda", card, 32), options=options)
@@ -74,6 +76,13 @@ def compile_ahead(launch: Launch, card: int) -> Footprint:
         "+".join(name for name, pattern in MATRIX.items() if re.search(pattern, ptx)),
         "+".join(map(str, sorted(widths, reverse=True))),
     )
+
+
+def identity(launch: Launch) -> str:
+    """What tells its binary from others: types, constants, alignments and options."""
+    source, options = _source(launch)
+    parts = (source.signature, source.constants, source.attrs, options)
+    return f"{launch.kernel.__name__} {' '.join(str(sorted(part.items())) for part in parts)}"
 
 
 def _source(launch: Launch) -> tuple[ASTSource, dict[str, Any]]:
@@ -91,14 +100,20 @@ def _source(launch: Launch) -> tuple[ASTSource, dict[str, Any]]:
         if not isinstance(value, Tensor) and value == 1:
             signature[parameter.name] = "constexpr"
             constants[parameter.name] = 1
-        elif isinstance(value, Tensor) or value % 16 == 0:
-            attributes[place,] = [["tt.divisibility", 16]]  # torch aligns tensors to more
+        elif _aligned(value):
+            attributes[place,] = [["tt.divisibility", 16]]
     for name, value in launch.meta.items():
         if name in names:
             signature[name] = "constexpr"
             constants[name] = value
     options = {name: value for name, value in launch.options.items() if name not in names}
     return ASTSource(launch.kernel, signature, constants, attributes), options
+
+
+def _aligned(value: Tensor | int) -> bool:
+    if isinstance(value, Tensor):  # torch aligns what it allocates to more than 16 bytes
+        return value.storage_offset() * value.itemsize % 16 == 0
+    return value % 16 == 0
 
 
 def _type(value: Tensor | float) -> str:

@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.runtime.kv_cache import NARROW
+
 # The interpreter's tl.dot reads bfloat16's bits as integers (Triton 3.6 to 3.9), so products run in
 # float32 there. Read when the kernels are defined, as @triton.jit itself does.
 INTERPRETED: bool = triton.knobs.runtime.interpret
@@ -62,10 +64,11 @@ def card_of(device: torch.device) -> int:
 
 def check_cache(cache: Tensor, card: int) -> None:
     """ValueError for an 8-bit format that the card cannot convert."""
-    if cache.dtype == torch.float8_e4m3fn and card < 89:
-        raise ValueError(
-            f"compute capability {card // 10}.{card % 10} has no float8_e4m3fn; use float8_e5m2"
+    if card < NARROW.get(cache.dtype, 0):
+        name, other = (
+            str(form).removeprefix("torch.") for form in (cache.dtype, torch.float8_e5m2)
         )
+        raise ValueError(f"compute capability {card // 10}.{card % 10} has no {name}; use {other}")
 
 
 def multiprocessors(device: torch.device) -> int:

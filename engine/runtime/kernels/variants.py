@@ -1,11 +1,13 @@
-"""Every kernel in the shapes and number formats that it is meant for, as launches."""
+"""Every kernel in the shapes and number formats that it is launched in, as launches."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 
+from engine.runtime.device_check.shapes import HEAD_DIMS, NARROW_HEAD_DIM, TEXT, attention_shape
 from engine.runtime.kernels.activation import silu_launch
 from engine.runtime.kernels.decode import decode_launches
 from engine.runtime.kernels.decode_plan import DecodePlan, plan_launch
@@ -14,13 +16,17 @@ from engine.runtime.kernels.launch import Launch
 from engine.runtime.kernels.norm import norm_launch
 from engine.runtime.kernels.prefill import prefill_launch
 from engine.runtime.kernels.sampling import SampleInputs, SampleScratch, sample_launches
+from engine.runtime.kv_cache import NARROW
+from engine.runtime.model_config import ModelConfig
+from engine.runtime.random_weights import geometry
 
 META = torch.device("meta")
 ROWS = 64
 BLOCK = 16
 FORMATS = (torch.bfloat16, torch.float16)
-# 8-bit formats of the cache, with the first compute capability that converts them
-SMALL_FORMATS = {torch.float8_e5m2: 80, torch.float8_e4m3fn: 89}
+# Sequences that a decode may have at most, up to the largest `kernel.max_running`: its plan is
+# compiled for each power of two.
+MOST = tuple(1 << power for power in range(5, 13))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +38,14 @@ class Geometry:
     intermediate: int
     vocab: int
 
+    @classmethod
+    def of(cls, model: ModelConfig) -> Self:
+        heads = model.num_heads, model.num_kv_heads, model.head_dim
+        return cls(*heads, model.hidden_size, model.intermediate_size, model.vocab_size)
+
 
 # one for each head size, and groups of 1, 3, 4 and 7 query heads
-GEOMETRIES = {
+MODELS = {
     "llama-3-8b": Geometry(32, 8, 128, 4096, 14336, 128256),
     "llama-3.2-1b": Geometry(32, 8, 64, 2048, 8192, 128256),
     "phi-3-mini": Geometry(32, 32, 96, 3072, 8192, 32064),
@@ -42,6 +53,38 @@ GEOMETRIES = {
     "qwen2.5-7b": Geometry(28, 4, 128, 3584, 18944, 152064),
     "smollm2-135m": Geometry(9, 3, 64, 576, 1536, 49152),
 }
+# what `device_check` launches besides
+ATTENTION_CHECKS = {size: f"head size {size}" for size in HEAD_DIMS}
+GEOMETRIES = {
+    **MODELS,
+    **{name: Geometry.of(attention_shape(size)) for size, name in ATTENTION_CHECKS.items()},
+    TEXT: Geometry.of(geometry(TEXT)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Kernels of one of GEOMETRIES with a number format: all, or only attention; with all formats
+
+    of the cache, or only the model's.
+    """
+
+    geometry: str
+    dtype: torch.dtype
+    whole: bool = True
+    narrow: bool = True
+
+
+def parts() -> Iterator[Part]:
+    """All that is compiled ahead of time."""
+    for name in MODELS:
+        for dtype in FORMATS:
+            yield Part(name, dtype)
+    for size, name in ATTENTION_CHECKS.items():
+        for dtype in FORMATS:
+            narrow = (size, dtype) == (NARROW_HEAD_DIM, torch.bfloat16)
+            yield Part(name, dtype, whole=False, narrow=narrow)
+    yield Part(TEXT, torch.float32, narrow=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +96,16 @@ class Variant:
     launch: Launch
 
 
-def variants(card: int, geometry: str, dtype: torch.dtype) -> Iterator[Variant]:
-    """All kernels of one model in one number format, with every format of the cache."""
-    shape = GEOMETRIES[geometry]
-    yield from _elementwise(shape, dtype)
-    yield from _sampling(shape, dtype)
-    yield from _sampling(shape, torch.float32)  # logits that penalties or biases changed
-    yield from attention_variants(card, geometry, dtype)
-
-
-def attention_variants(card: int, geometry: str, dtype: torch.dtype) -> Iterator[Variant]:
-    """Those that read or write the cache."""
-    shape = GEOMETRIES[geometry]
+def variants(part: Part, card: int) -> Iterator[Variant]:
+    """The kernels of `part`, with every format of the cache that compute capability `card` has."""
+    shape, dtype = GEOMETRIES[part.geometry], part.dtype
+    if part.whole:
+        yield from _elementwise(shape, dtype)
+        yield from _sampling(shape)
+        yield from _planning()
     yield from _attention(shape, dtype, dtype, card)
-    for small, first in SMALL_FORMATS.items():
-        if card >= first:
+    for small, first in NARROW.items():
+        if part.narrow and card >= first:
             yield from _attention(shape, dtype, small, card)
 
 
@@ -93,7 +131,12 @@ def _attention(
     yield Variant("write", name, write_launch(keys, values, cache, slots))
     if stored == dtype:
         yield Variant("combine", name, combine)
-        yield Variant("plan", f"{ROWS} sequences", plan_launch(contexts, plan))
+
+
+def _planning() -> Iterator[Variant]:
+    for most in MOST:
+        plan = DecodePlan.allocate(most, 1, 1, 1, META)
+        yield Variant("plan", f"{most:,} sequences at most", plan_launch(_ints(most), plan))
 
 
 def _elementwise(shape: Geometry, dtype: torch.dtype) -> Iterator[Variant]:
@@ -108,7 +151,8 @@ def _elementwise(shape: Geometry, dtype: torch.dtype) -> Iterator[Variant]:
     yield Variant("silu * up", f"{shape.intermediate}, {_name(dtype)}", silu_launch(gate_up, half))
 
 
-def _sampling(shape: Geometry, dtype: torch.dtype) -> Iterator[Variant]:
+def _sampling(shape: Geometry) -> Iterator[Variant]:
+    """Scores are in float32, as what changes them leaves them."""
     reals = [_empty(ROWS, dtype=torch.float32) for _ in range(4)]
     inputs = SampleInputs(
         temperature=reals[0],
@@ -119,10 +163,11 @@ def _sampling(shape: Geometry, dtype: torch.dtype) -> Iterator[Variant]:
         draws=_ints(ROWS),
     )
     scratch = SampleScratch.allocate(ROWS, shape.vocab, META)
-    logits, tokens = _empty(ROWS, shape.vocab, dtype=dtype), _empty(ROWS, dtype=torch.int64)
-    launches = sample_launches(logits, inputs, scratch, tokens, reals[3])
+    scores = _empty(ROWS, shape.vocab, dtype=torch.float32)
+    tokens = _empty(ROWS, dtype=torch.int64)
+    launches = sample_launches(scores, inputs, scratch, tokens, reals[3])
     for kernel, launch in zip(("top", "noise", "draw"), launches, strict=True):
-        yield Variant(kernel, f"{shape.vocab}, {_name(dtype)}", launch)
+        yield Variant(kernel, f"{shape.vocab}, float32", launch)
 
 
 def _empty(*shape: int, dtype: torch.dtype) -> Tensor:
