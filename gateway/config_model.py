@@ -35,7 +35,8 @@ class ModelSettings(Section):
 
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
     """Number format of the weights, and of the KV cache unless `kv_dtype` says otherwise; `auto` is
-    bf16 where the machine multiplies it natively, and fp32 elsewhere. fp16 needs a GPU."""
+    bf16 on a GPU, and on a CPU with instructions for it or with AVX2, a C++ compiler and a model of
+    the usual sizes; elsewhere fp32, which is quicker there. fp16 needs a GPU."""
 
     kv_dtype: Literal["auto", "fp8", "fp8_e5m2"] = "auto"
     """Number format of the KV cache; `auto` is that of the weights. The others hold twice as many

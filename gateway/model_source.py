@@ -65,10 +65,11 @@ def find_model(settings: ModelSettings) -> ModelSource:
     """
     path = open_model_store(settings).path(settings.source)
     device = _device(settings.device)
-    dtype = model_dtype(settings.dtype, device)
+    config = _read_config(path)
+    dtype = model_dtype(settings.dtype, device, config)
     kv_dtype = cache_dtype(settings.kv_dtype, dtype, device)
     revision = _revision(path, f"{dtype} {kv_dtype}")
-    return ModelSource(path, _read_config(path), dtype, kv_dtype, device, revision)
+    return ModelSource(path, config, dtype, kv_dtype, device, revision)
 
 
 def kernel_config(
@@ -221,12 +222,12 @@ def _device(name: str) -> "torch.device":
     return torch.device(name)
 
 
-def model_dtype(name: str, device: "torch.device") -> "torch.dtype":
-    """What `model.dtype` says for `device`. Raises ModelSourceError."""
+def model_dtype(name: str, device: "torch.device", config: "ModelConfig") -> "torch.dtype":
+    """What `model.dtype` says for a model of this shape on `device`. Raises ModelSourceError."""
     import torch
 
     if name == "auto":
-        name = "bf16" if device.type == "cuda" or _multiplies_bf16() else "fp32"
+        name = "bf16" if device.type != "cpu" or _computes_bf16(config) else "fp32"
     if name == "fp16" and device.type == "cpu":
         raise ModelSourceError(
             "model.dtype is fp16, which this engine computes on a GPU only; take bf16 or fp32"
@@ -252,12 +253,17 @@ def cache_dtype(name: str, model: "torch.dtype", device: "torch.device") -> "tor
     return torch.float8_e4m3fn if name == "fp8" else torch.float8_e5m2
 
 
-def _multiplies_bf16() -> bool:
-    """Whether this CPU has instructions for bf16 products; without them fp32 is faster."""
+def _computes_bf16(config: "ModelConfig") -> bool:
+    """Whether bf16, half the bytes of fp32, is also the quicker of both on this CPU."""
     import torch
 
+    from engine.runtime.native.library import whole_step_for
+    from engine.runtime.native.model import fits
+
     capabilities = torch.cpu.get_capabilities()
-    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+    if capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"):
+        return True
+    return fits(config) and whole_step_for(torch.bfloat16) is not None
 
 
 def _revision(path: Path, dtype: str) -> str:

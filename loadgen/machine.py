@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.runtime import large_pages
-from engine.runtime.linear import make_linear
+from engine.runtime.linear import make_linear, packs
 from engine.runtime.model_config import ModelConfig
 from engine.sim.profile import StepShape
 
@@ -20,7 +20,8 @@ TRIES = 9  # the best counts: a limit is what the machine can do, not what it us
 class Machine:
     """Operations a second of a large matrix product, and bytes a second read and written by a
 
-    copy, with the threads of the engine.
+    copy, with the threads of the engine. The product is in the model's number format, or in float32
+    where the processor has no instructions for that.
     """
 
     flops: float
@@ -28,9 +29,10 @@ class Machine:
 
 
 def measure(dtype: torch.dtype) -> Machine:
-    """On the calling thread."""
-    matrix = make_linear(torch.randn(SIDE, SIDE).to(dtype))
-    rows = torch.randn(SIDE, SIDE).to(dtype)
+    """For a model in `dtype`, on the calling thread."""
+    multiplied = dtype if packs(dtype) else torch.float32
+    matrix = make_linear(torch.randn(SIDE, SIDE).to(multiplied))
+    rows = torch.randn(SIDE, SIDE).to(multiplied)
     source, target = (large_pages.zeros((BUFFER,), torch.uint8) for _ in range(2))
     with torch.inference_mode():
         product = _best(lambda: matrix(rows))

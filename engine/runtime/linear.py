@@ -18,7 +18,7 @@ def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
     On a CPU oneDNN keeps the weight in its own blocked layout, so that no call repacks it: about
     twice as fast at decode sizes. The caller should drop `weight`, which is copied.
     """
-    if weight.device.type == "cpu" and _packs(weight.dtype):
+    if weight.device.type == "cpu" and packs(weight.dtype):
         onednn = torch.ops.mkldnn
         # torch exposes oneDNN's packed product under these names only
         packed = onednn._reorder_linear_weight(weight.contiguous(), PACKED_ROWS)  # noqa: SLF001
@@ -27,7 +27,8 @@ def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
     return lambda x: functional.linear(x, weight, bias)
 
 
-def _packs(dtype: torch.dtype) -> bool:
+def packs(dtype: torch.dtype) -> bool:
+    """Whether oneDNN multiplies numbers of this format with instructions made for it here."""
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001
     return dtype == torch.float32 and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from engine.runtime.model_config import ModelConfig, RopeScaling
+from engine.runtime.native.library import whole_step_for
 from gateway import model_source
 from gateway.config import KernelSettings
 from gateway.config_model import ModelSettings
@@ -115,13 +116,24 @@ def test_an_8_bit_cache_holds_twice_as_many_blocks(
     assert (kernel.num_blocks, kernel.host_blocks) == (10, 6)
 
 
-def test_a_number_format_that_the_device_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu, card = torch.device("cpu"), torch.device("cuda")
+def test_auto_takes_bf16_where_a_whole_step_computes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)  # no instructions of its own for it
+    cpu, built = torch.device("cpu"), whole_step_for(torch.bfloat16) is not None
+    usual = model_source.model_dtype("auto", cpu, CONFIG)
+    assert usual == (torch.bfloat16 if built else torch.float32)
+    assert model_source.model_dtype("auto", cpu, replace(CONFIG, head_dim=48)) == torch.float32
+    assert model_source.model_dtype("auto", torch.device("cuda"), CONFIG) == torch.bfloat16
+
+
+def test_a_number_format_that_the_device_lacks_is_refused(
+    source: ModelSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpu, card, config = torch.device("cpu"), torch.device("cuda"), source.config
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "NVIDIA A100")
     with pytest.raises(ModelSourceError, match=r"model\.dtype is fp16, which .* on a GPU only"):
-        model_source.model_dtype("fp16", cpu)
-    assert model_source.model_dtype("fp16", card) == torch.float16
+        model_source.model_dtype("fp16", cpu, config)
+    assert model_source.model_dtype("fp16", card, config) == torch.float16
     with pytest.raises(ModelSourceError, match=r"model\.kv_dtype is fp8_e5m2, which needs a GPU"):
         model_source.cache_dtype("fp8_e5m2", torch.float32, cpu)
     with pytest.raises(ModelSourceError, match="NVIDIA A100 has less; take fp8_e5m2"):

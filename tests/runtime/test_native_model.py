@@ -107,16 +107,20 @@ def test_blocks_of_whole_sixteens_compute_the_same():
 
 def test_panels_hold_pairs_of_sixteen_outputs():
     weight = torch.arange(33 * 4).view(33, 4)
-    panels = pack(weight)
+    panels = pack(weight, lanes=16)
     assert panels.shape == (4, 2, 16, 2)
     assert panels[1, 1, 3].tolist() == weight[19, 2:].tolist()
     assert panels[2, 0, 0].tolist() == weight[32, :2].tolist()
     assert not panels[2, :, 1:].any()
     assert not panels[3].any()
+    narrow = pack(weight, lanes=8)
+    assert narrow.shape == (8, 2, 8, 2)
+    assert narrow[2, 1, 3].tolist() == weight[19, 2:].tolist()
 
 
 def test_gate_and_up_take_turns():
-    assert alternate(torch.arange(64)).view(4, 16)[:, 0].tolist() == [0, 32, 16, 48]
+    assert alternate(torch.arange(64), 16).view(4, 16)[:, 0].tolist() == [0, 32, 16, 48]
+    assert alternate(torch.arange(32), 8).view(4, 8)[:, 0].tolist() == [0, 16, 8, 24]
 
 
 def test_sizes_that_fill_no_panels_go_to_torch(tmp_path):

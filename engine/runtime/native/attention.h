@@ -20,8 +20,8 @@ inline void prefetch(const T *from, Index count) {
 }
 
 // Scores of one block: dots of `group` queries with the block's keys, times the scale.
-template <typename T>
-void block_scores(const T *queries, const T *keys, Index group, Index dim, Index count, float scale,
+template <typename Q, typename T>
+void block_scores(const Q *queries, const T *keys, Index group, Index dim, Index count, float scale,
                   float (*score)[MOST_BLOCK]) {
   for (Index k = 0; k < count; ++k) {
     for (Index g = 0; g < group; ++g) {
@@ -73,13 +73,13 @@ inline float block_weights(float *score, Index count, float &largest, float &tot
 // One KV head of one sequence, over the blocks of its table, with the online softmax of Milakov and
 // Gimelshein (2018): sums so far shrink whenever a larger score appears. FIXED is the head's size
 // where the compiler is to know it, and else 0.
-template <typename T, Index FIXED>
-void attend(const T *queries, const T *cache, const int32_t *table, Index context, Index kv_head,
-            const Layout &is, T *out) {
+template <typename Q, typename T, Index FIXED>
+void attend(const Q *queries, const T *cache, const int32_t *table, Index context, Index kv_head,
+            const Layout &is, Q *out) {
   const Index group = is.heads / is.kv_heads, dim = FIXED ? FIXED : is.dim, plane = is.block * dim;
   alignas(64) float sum[MOST_HEADS][MOST_DIM], score[MOST_HEADS][MOST_BLOCK];
   float largest[MOST_HEADS], total[MOST_HEADS], shrink[MOST_HEADS];
-  const T *query = queries + kv_head * group * dim;
+  const Q *query = queries + kv_head * group * dim;
   for (Index g = 0; g < group; ++g) {
     std::fill(sum[g], sum[g] + dim, 0.0f);
     largest[g] = -INFINITY, total[g] = 0.0f;
@@ -101,7 +101,7 @@ void attend(const T *queries, const T *cache, const int32_t *table, Index contex
     block_values<T, FIXED>(values, score, shrink, group, dim, count, sum);
   }
   for (Index g = 0; g < group; ++g) {
-    T *to = out + (kv_head * group + g) * dim;
+    Q *to = out + (kv_head * group + g) * dim;
     for (Index i = 0; i < dim; ++i) store(to + i, sum[g][i] / total[g]);
   }
 }

@@ -1,22 +1,24 @@
 // Which attention a decoding sequence gets.
 #pragma once
 
+#include <type_traits>
+
 #include "ahead.h"
 #include "attention.h"
+#include "lanes.h"
 
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512BF16__)
-#define DOTS 1
+#if defined(DOTS) || defined(FLOATS)
 #include "decoding.h"
 #endif
 
 namespace {
 
 // Of the sequence that reads `now`; the thread's next one reads `next`, and `ahead` what it will.
-template <typename T>
-void attend_heads(const T *queries, const T *cache, const Reads &now, const Reads &next,
-                  const Layout &is, Ahead &ahead, T *out) {
-#ifdef DOTS
-  if constexpr (sizeof(T) == sizeof(bf16)) {
+template <typename Q, typename T>
+void attend_heads(const Q *queries, const T *cache, const Reads &now, const Reads &next,
+                  const Layout &is, Ahead &ahead, Q *out) {
+#if defined(DOTS) || defined(FLOATS)
+  if constexpr (std::is_same_v<Q, Number> && std::is_same_v<T, bf16>) {
     if (is.block % 16 == 0 && (is.dim == 64 || is.dim == 128)) {
       ahead.begin(now, next);
       const auto some = is.dim == 64 ? attend_sixteens<64> : attend_sixteens<128>;
@@ -24,7 +26,9 @@ void attend_heads(const T *queries, const T *cache, const Reads &now, const Read
     }
   }
 #endif
-  const auto one = is.dim == 64 ? attend<T, 64> : is.dim == 128 ? attend<T, 128> : attend<T, 0>;
+  const auto one = is.dim == 64    ? attend<Q, T, 64>
+                   : is.dim == 128 ? attend<Q, T, 128>
+                                   : attend<Q, T, 0>;
   for (Index head = now.kv_head; head < now.kv_head + now.some; ++head) {
     one(queries, cache, now.table, now.context, head, is, out);
   }

@@ -37,9 +37,17 @@ struct Step {
   const Index *wanted_tokens;
   bf16 *cache;                          // of all layers, `layer_numbers` each
   float *stream;                        // [tokens, hidden]
-  bf16 *normed, *qkv, *mixed, *active;  // [tokens, each size]
+  Number *normed, *qkv, *mixed, *active;  // [tokens, each size]
   bf16 *logits;                         // [wanted, padded_vocab]
 };
+
+inline void copy(const bf16 *from, bf16 *to, Index count) {
+  std::memcpy(to, from, count * sizeof(bf16));
+}
+
+inline void copy(const float *from, bf16 *to, Index count) {
+  for (Index i = 0; i < count; ++i) store(to + i, from[i]);
+}
 
 inline void embed(const Model &is, Index id, float *to) {
   if (is.embedding != nullptr) {
@@ -50,7 +58,7 @@ inline void embed(const Model &is, Index id, float *to) {
   for (Index i = 0; i < is.hidden; ++i) to[i] = load(column[i / 2 * 2 * LANES + i % 2]);
 }
 
-inline void norm_heads(bf16 *x, const float *weight, Index heads, Index dim, float eps) {
+inline void norm_heads(Number *x, const float *weight, Index heads, Index dim, float eps) {
   float exact[MOST_DIM];
   for (Index head = 0; head < heads; ++head) {
     for (Index i = 0; i < dim; ++i) exact[i] = load(x[head * dim + i]);
@@ -91,7 +99,7 @@ class Forward {
                step_.normed + row * is_.hidden, is_.hidden, is_.eps);
     });
     product(me, step_.normed, step_.wanted, is_.hidden, is_.head, is_.padded_vocab,
-            Write{step_.logits, is_.padded_vocab, nullptr});
+            Write<bf16>{step_.logits, is_.padded_vocab, nullptr});
   }
 
  private:
@@ -101,7 +109,7 @@ class Forward {
     bf16 *cache = step_.cache + index * step_.layer_numbers;
     norm(me, of.attention_norm);
     product(me, step_.normed, tokens, is_.hidden, of.qkv, width_ * is_.dim,
-            Write{step_.qkv, width_ * is_.dim, of.qkv_bias});
+            Write<Number>{step_.qkv, width_ * is_.dim, of.qkv_bias});
     me.share_rows(tokens, [&](Index token) { place(of, token, cache); });
     attention(me, cache);
     product(me, step_.mixed, tokens, mixed, of.output, is_.hidden,
@@ -124,14 +132,13 @@ class Forward {
   void place(const Layer &of, Index token, bf16 *cache) const {
     const Index rotating = is_.heads + is_.kv_heads, planes = 2 * is_.kv_heads;
     const Index position = step_.positions[token], angle = position * is_.dim;
-    bf16 *x = step_.qkv + token * width_ * is_.dim;
+    Number *x = step_.qkv + token * width_ * is_.dim;
     if (of.qk_norm != nullptr) norm_heads(x, of.qk_norm, rotating, is_.dim, is_.eps);
     rotate_row(x, is_.cosines + angle, is_.sines + angle, rotating, is_.dim);
     const Index block = table(step_.row_of[token])[position / step_.block];
     for (Index plane = 0; plane < planes; ++plane) {
       const Index cell = (block * planes + plane) * step_.block + position % step_.block;
-      std::memcpy(cache + cell * is_.dim, x + (is_.heads + plane) * is_.dim,
-                  is_.dim * sizeof(bf16));
+      copy(x + (is_.heads + plane) * is_.dim, cache + cell * is_.dim, is_.dim);
     }
   }
 
@@ -148,8 +155,8 @@ class Forward {
       const auto [row, first, tile] = work_[item / parts];
       const Index kv_head = item % parts * some, start = step_.starts[row] + first;
       const Index token = step_.offsets[row] + first;
-      const bf16 *x = step_.qkv + token * width_ * is_.dim;
-      bf16 *out = step_.mixed + token * is_.heads * is_.dim;
+      const Number *x = step_.qkv + token * width_ * is_.dim;
+      Number *out = step_.mixed + token * is_.heads * is_.dim;
       if (!tile) {
         return attend_heads(x, cache, reads(item), reads(next), layout_, ahead, out);
       }

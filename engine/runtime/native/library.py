@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -70,7 +71,17 @@ class Kernels:
             setattr(self, name, function)
 
 
-WholeStep = Callable[[int, int], None]  # addresses of a Model and a Step of forward.h
+@dataclass(frozen=True, slots=True)
+class WholeStep:
+    """A whole step in one call, as this processor computes it.
+
+    `run` takes the addresses of a Model and a Step of forward.h; `lanes` are the outputs of one of
+    their panels, and `activations` the format in which a step keeps what it multiplies.
+    """
+
+    run: Callable[[int, int], None]
+    lanes: int
+    activations: torch.dtype
 
 
 def whole_step_for(dtype: torch.dtype) -> WholeStep | None:
@@ -80,8 +91,12 @@ def whole_step_for(dtype: torch.dtype) -> WholeStep | None:
         return None
     library.forward_bf16.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     library.forward_bf16.restype = None
-    step: WholeStep = library.forward_bf16
-    return step
+    small = library.activation_bytes() == torch.bfloat16.itemsize
+    return WholeStep(
+        run=library.forward_bf16,
+        lanes=library.panel_outputs(),
+        activations=torch.bfloat16 if small else torch.float32,
+    )
 
 
 def kernels_for(dtype: torch.dtype) -> Kernels | None:

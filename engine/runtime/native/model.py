@@ -17,32 +17,32 @@ from engine.runtime.native.library import WholeStep
 from engine.runtime.ragged import RaggedBatch
 from engine.runtime.rope import RotaryTable
 
-LANES = 16  # outputs of a panel, as in packed.h
-COLUMNS = 2 * LANES
+# Of what sizes are multiples: two panels of the widest lanes, sixteen pairs of a head's numbers.
+MULTIPLE = 32
 
 
 def fits(config: ModelConfig) -> bool:
     """Whether a model's sizes divide into whole panels, and the kernels have room for its heads."""
     return (
-        config.head_dim % COLUMNS == 0
+        config.head_dim % MULTIPLE == 0
         and config.head_dim <= MOST_DIM
         and config.num_heads // config.num_kv_heads <= MOST_GROUP
-        and config.hidden_size % COLUMNS == 0
-        and config.intermediate_size % COLUMNS == 0
+        and config.hidden_size % MULTIPLE == 0
+        and config.intermediate_size % MULTIPLE == 0
     )
 
 
-def pack(weight: Tensor) -> Tensor:
-    """`weight` [out, in] in the panels of packed.h, zeros added up to a multiple of 32 outputs."""
+def pack(weight: Tensor, lanes: int) -> Tensor:
+    """`weight` [out, in] in panels of `lanes` as packed.h has them, zeros up to whole multiples."""
     rows, size = weight.shape
-    padded = weight.new_zeros(-(-rows // COLUMNS) * COLUMNS, size)
+    padded = weight.new_zeros(-(-rows // MULTIPLE) * MULTIPLE, size)
     padded[:rows] = weight
-    return padded.view(-1, LANES, size // 2, 2).transpose(1, 2).contiguous()
+    return padded.view(-1, lanes, size // 2, 2).transpose(1, 2).contiguous()
 
 
-def alternate(stacked: Tensor) -> Tensor:
-    """Gate over up [2 * size, ...] in turns of 16: what one item of work needs of both."""
-    pairs = stacked.view(2, -1, LANES, *stacked.shape[1:])
+def alternate(stacked: Tensor, lanes: int) -> Tensor:
+    """Gate over up [2 * size, ...] in turns of `lanes`: what one item of work needs of both."""
+    pairs = stacked.view(2, -1, lanes, *stacked.shape[1:])
     return pairs.transpose(0, 1).reshape(stacked.shape)
 
 
@@ -51,7 +51,7 @@ def _room(config: ModelConfig, *, tied: bool) -> int:
     hidden, inner = config.hidden_size, config.intermediate_size
     layer = [(config.query_size + 2 * config.kv_size) * hidden, config.query_size * hidden]
     layer += [2 * inner * hidden, inner * hidden]
-    padded = -(-config.vocab_size // COLUMNS) * COLUMNS * hidden
+    padded = -(-config.vocab_size // MULTIPLE) * MULTIPLE * hidden
     whole = [*layer * config.num_layers, padded, *([] if tied else [config.vocab_size * hidden])]
     return sum(Room.needs(torch.bfloat16.itemsize * numbers) for numbers in whole)
 
@@ -104,7 +104,7 @@ class _Step(_Fields):
 
 
 class NativeLlama:
-    """Weights of one model, held once. For bfloat16 on a processor that `whole_step` knows.
+    """Weights of one model, held once. For bfloat16 on a processor that has a whole `step`.
 
     `embedding` is None where the head's weights are the embedding.
     """
@@ -129,8 +129,8 @@ class NativeLlama:
         self._layers = (_Layer * config.num_layers)()
         for fields, layer in zip(self._layers, layers, strict=True):
             self._fill(fields, layer)
-        packed = self._room.keep(pack(head))
-        self.padded_vocab = packed.shape[0] * LANES
+        packed = self._room.keep(pack(head, step.lanes))
+        self.padded_vocab = packed.shape[0] * step.lanes
         self.fields = _Model()
         self.fields.fill(
             layers=config.num_layers,
@@ -155,16 +155,17 @@ class NativeLlama:
         return _NativeForward(self, cache)
 
     def _fill(self, fields: _Layer, layer: Layer[Weights]) -> None:
+        lanes = self.step.lanes
         for name in ("attention_norm", "qk_norm", "mlp_norm"):
             fields.fill(**{name: self._keep(getattr(layer, name))})
         for name in ("qkv", "output", "gate_up", "down"):
             weight, bias = getattr(layer, name)
             if name == "gate_up":
-                weight, bias = alternate(weight), None if bias is None else alternate(bias)
+                weight = alternate(weight, lanes)
+                bias = None if bias is None else alternate(bias, lanes)
             exact = None if bias is None else bias.float()
-            fields.fill(
-                **{name: self._room.keep(pack(weight)), name + "_bias": self._keep(exact)},
-            )
+            packed = self._room.keep(pack(weight, lanes))
+            fields.fill(**{name: packed, name + "_bias": self._keep(exact)})
 
     def _keep(self, value: Tensor | None) -> Tensor | None:
         self._kept.append(value)
@@ -206,11 +207,11 @@ class _NativeForward:
             wanted_tokens=wanted,
             logits=logits,
         )
-        model.step(ctypes.addressof(model.fields), ctypes.addressof(step))
+        model.step.run(ctypes.addressof(model.fields), ctypes.addressof(step))
         return logits[:, : model.config.vocab_size]
 
     def _make(self, tokens: int) -> dict[str, Tensor]:
-        config, dtype = self._model.config, self._model.dtype
+        config, dtype = self._model.config, self._model.step.activations
         sizes = {
             "normed": config.hidden_size,
             "qkv": config.query_size + 2 * config.kv_size,

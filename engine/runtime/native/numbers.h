@@ -1,14 +1,10 @@
-// bfloat16 numbers, and the exponential of a softmax.
+// Numbers of either format, and the exponential of a softmax.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-
-#if defined(__AVX512F__) && defined(__AVX512BF16__)
-#include <immintrin.h>
-#endif
 
 namespace {
 
@@ -60,23 +56,5 @@ inline float exp_negative(float x) {
   std::memcpy(&power, &exponent, sizeof power);
   return sum * power;
 }
-
-#if defined(__AVX512F__) && defined(__AVX512BF16__)
-// exp(x) within 3e-6 of its value, far nearer than the bfloat16 that what is made of it is rounded
-// to, and no less than exp(-87).
-inline __m512 exp_lanes(__m512 x) {
-  // a NaN is the second operand of the larger, and stays
-  const __m512 scaled = _mm512_max_ps(_mm512_set1_ps(-87.0f), x) * _mm512_set1_ps(1.44269504f);
-  const __m512 whole = _mm512_roundscale_ps(scaled, 0), t = scaled - whole;
-  // Taylor series of 2^t for |t| <= 1/2
-  __m512 sum = _mm512_set1_ps(1.33335581e-3f);
-  sum = _mm512_fmadd_ps(sum, t, _mm512_set1_ps(9.61812911e-3f));
-  sum = _mm512_fmadd_ps(sum, t, _mm512_set1_ps(5.55041087e-2f));
-  sum = _mm512_fmadd_ps(sum, t, _mm512_set1_ps(2.40226507e-1f));
-  sum = _mm512_fmadd_ps(sum, t, _mm512_set1_ps(6.93147181e-1f));
-  sum = _mm512_fmadd_ps(sum, t, _mm512_set1_ps(1.0f));
-  return _mm512_scalef_ps(sum, whole);
-}
-#endif
 
 }  // namespace
