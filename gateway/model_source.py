@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.runtime.store import ModelStore
+from engine.runtime.store import ORIGIN, ModelStore
 from gateway.config import KernelSettings
 from gateway.config_model import ModelSettings
 
@@ -271,7 +271,7 @@ def _revision(path: Path, dtype: str) -> str:
     digest = hashlib.sha256(dtype.encode())
     if path.is_dir():
         digest.update((path / "config.json").read_bytes())
-    for file in _weight_files(path):
+    for file in (*_weight_files(path), *path.glob(ORIGIN)):
         digest.update(f"\n{file.name} {file.stat().st_size}".encode())
     return digest.hexdigest()[:16]
 

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.runtime.blocks import Blocks
+from engine.runtime.gguf_blocks import read_blocks
 from engine.runtime.model_config import (
     HF_ARCHITECTURES,
     HF_FAMILIES,
@@ -63,7 +65,17 @@ class GgufSource:
                 f"tensor '{stored.name}' has type {kind}, which is not supported "
                 f"(supported: {', '.join(TENSOR_TYPES)})"
             )
-        tensor = torch.tensor(dequantize(stored.data, stored.tensor_type))
+        return self._in_order(name, torch.tensor(dequantize(stored.data, stored.tensor_type)))
+
+    def blocks(self, name: str) -> Blocks | None:
+        stored = self._stored(gguf_name(name))
+        found = read_blocks(stored.tensor_type.name, torch.tensor(stored.data))
+        if found is None:
+            return None
+        return Blocks(found.bits, *(self._in_order(name, part) for part in found.parts()))
+
+    def _in_order(self, name: str, tensor: Tensor) -> Tensor:
+        """The rows of tensor `name` as Hugging Face has them."""
         if self.config.architecture == "LlamaForCausalLM":
             if ".q_proj." in name:
                 return unpermute_rope_rows(tensor, self.config.num_heads)

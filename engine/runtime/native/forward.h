@@ -8,6 +8,7 @@
 
 #include "choice.h"
 #include "long_rows.h"
+#include "matrix.h"
 #include "rows.h"
 
 namespace {
@@ -15,15 +16,15 @@ namespace {
 // Packed weights, and float32 biases or null.
 struct Layer {
   const float *attention_norm, *qk_norm, *mlp_norm;
-  const bf16 *qkv, *output, *gate_up, *down;
+  Matrix qkv, output, gate_up, down;
   const float *qkv_bias, *output_bias, *gate_up_bias, *down_bias;
 };
 
 struct Model {
   Index layers, hidden, intermediate, heads, kv_heads, dim, padded_vocab;
   const Layer *layer;
-  const bf16 *embedding;  // [vocab, hidden], or null where the head's panels are the embedding
-  const bf16 *head;
+  const bf16 *embedding;  // [vocab, hidden], or null where the head is the embedding
+  Matrix head;
   const float *final_norm, *cosines, *sines;
   float eps, scale;
 };
@@ -54,8 +55,7 @@ inline void embed(const Model &is, Index id, float *to) {
     for (Index i = 0; i < is.hidden; ++i) to[i] = load(is.embedding[id * is.hidden + i]);
     return;
   }
-  const bf16 *column = is.head + id / LANES * LANES * is.hidden + id % LANES * 2;
-  for (Index i = 0; i < is.hidden; ++i) to[i] = load(column[i / 2 * 2 * LANES + i % 2]);
+  weight_row(is.head, id, is.hidden, to);
 }
 
 inline void norm_heads(Number *x, const float *weight, Index heads, Index dim, float eps) {

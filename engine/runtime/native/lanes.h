@@ -9,7 +9,7 @@
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512BF16__)
 #define DOTS 1
 #include "lanes_dots.h"
-#elif defined(__AVX2__) && defined(__FMA__)
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define FLOATS 1
 #include "lanes_floats.h"
 #endif

@@ -14,15 +14,17 @@ using Weights = __m256;  // of LANES outputs for one of a pair of inputs
 using Inputs = __m256;   // that input, for all outputs
 
 constexpr Index LANES = 8;
-constexpr int HALVES = 2;            // of a pair, each multiplied on its own
-constexpr Index MOST_ROWS = 6;       // rows whose sums are kept in registers: 12 of 16
-constexpr Index ROWS_TOGETHER = 96;  // rows of one item: what they read stays in the second cache
+constexpr int HALVES = 2;             // of a pair, each multiplied on its own
+constexpr Index MOST_ROWS = 6;        // rows whose sums are kept in registers: 12 of 16
+constexpr Index ROWS_TOGETHER = 192;  // rows of one item, for which weights become float32 once
 
 inline Weights weights_at(const bf16 *at, int half) {
   const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(at));
   return _mm256_castsi256_ps(half == 0 ? _mm256_slli_epi32(pairs, 16)
                                        : _mm256_and_si256(pairs, _mm256_set1_epi32(-65536)));
 }
+
+inline Weights weights_at(const float *at, int half) { return _mm256_loadu_ps(at + half * LANES); }
 
 inline Inputs inputs_at(const char *at, int half) {
   return _mm256_broadcast_ss(reinterpret_cast<const float *>(at) + half);
@@ -35,6 +37,11 @@ inline Lanes multiply_add(Lanes sum, Weights weights, Inputs inputs) {
 }
 
 inline Lanes every(float value) { return _mm256_set1_ps(value); }
+// LANES numbers of 16 bits.
+inline Lanes halfs_at(const uint16_t *at) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(at)));
+}
+
 inline Lanes lanes_at(const float *at) { return _mm256_loadu_ps(at); }
 
 inline void put(float *to, Lanes x) { _mm256_storeu_ps(to, x); }

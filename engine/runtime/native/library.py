@@ -76,12 +76,14 @@ class WholeStep:
     """A whole step in one call, as this processor computes it.
 
     `run` takes the addresses of a Model and a Step of forward.h; `lanes` are the outputs of one of
-    their panels, and `activations` the format in which a step keeps what it multiplies.
+    their panels, `activations` the format in which a step keeps what it multiplies, and `blocks`
+    says whether weights may stay in blocks of few bits.
     """
 
     run: Callable[[int, int], None]
     lanes: int
     activations: torch.dtype
+    blocks: bool
 
 
 def whole_step_for(dtype: torch.dtype) -> WholeStep | None:
@@ -96,6 +98,7 @@ def whole_step_for(dtype: torch.dtype) -> WholeStep | None:
         run=library.forward_bf16,
         lanes=library.panel_outputs(),
         activations=torch.bfloat16 if small else torch.float32,
+        blocks=hasattr(library, "takes_blocks"),
     )
 
 

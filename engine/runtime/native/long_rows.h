@@ -16,6 +16,7 @@ namespace {
 
 constexpr Index TILE_ROWS = 192;  // positions times the query heads that share a KV head
 constexpr Index TILE_KEYS = 128;
+constexpr const bf16 *NONE = nullptr;  // fetched meanwhile
 
 struct Tile {
   alignas(64) Number query[TILE_ROWS * MOST_DIM], weight[TILE_ROWS * TILE_KEYS];
@@ -45,7 +46,7 @@ inline void tile_keys(Tile &tile, Index rows, Index group, Index position, Index
   pack_keys(keys, first, count, tile.keys);
   for (Index k = 0; k < padded; k += COLUMNS) {
     if (k + LANES >= count) std::memset(tile.keys + (k + LANES) * dim, 0, LANES * dim * sizeof(bf16));
-    many_rows(rows, tile.query, dim, tile.keys + k * dim, dim / 2, nullptr,
+    many_rows(rows, tile.query, dim, tile.keys + k * dim, dim / 2, NONE,
               [&](Index row, Lanes low, Lanes high) {
                 float *to = tile.score + row * TILE_KEYS + k;
                 put(to, low * every(scale));
@@ -57,7 +58,7 @@ inline void tile_keys(Tile &tile, Index rows, Index group, Index position, Index
   }
   pack_values(values, first, count, padded, tile.values);
   for (Index i = 0; i < dim; i += COLUMNS) {
-    many_rows(rows, tile.weight, TILE_KEYS, tile.values + i * padded, padded / 2, nullptr,
+    many_rows(rows, tile.weight, TILE_KEYS, tile.values + i * padded, padded / 2, NONE,
               [&](Index row, Lanes low, Lanes high) {
                 float *to = tile.sum + row * dim + i;
                 const Lanes shrink = every(tile.shrink[row]);

@@ -7,7 +7,9 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from engine.runtime.blocks import BLOCK, Blocks
 from engine.runtime.kv_cache import KVCache
 from engine.runtime.large_pages import Room
 from engine.runtime.model import Forward, Layer, Weights
@@ -19,6 +21,7 @@ from engine.runtime.rope import RotaryTable
 
 # Of what sizes are multiples: two panels of the widest lanes, sixteen pairs of a head's numbers.
 MULTIPLE = 32
+PRODUCTS = ("qkv", "output", "gate_up", "down")  # of a layer
 
 
 def fits(config: ModelConfig) -> bool:
@@ -46,14 +49,17 @@ def alternate(stacked: Tensor, lanes: int) -> Tensor:
     return pairs.transpose(0, 1).reshape(stacked.shape)
 
 
-def _room(config: ModelConfig, *, tied: bool) -> int:
-    """Bytes that the weights take, those of norms and biases aside."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    layer = [(config.query_size + 2 * config.kv_size) * hidden, config.query_size * hidden]
-    layer += [2 * inner * hidden, inner * hidden]
-    padded = -(-config.vocab_size // MULTIPLE) * MULTIPLE * hidden
-    whole = [*layer * config.num_layers, padded, *([] if tied else [config.vocab_size * hidden])]
-    return sum(Room.needs(torch.bfloat16.itemsize * numbers) for numbers in whole)
+def pack_blocks(blocks: Blocks, lanes: int) -> Tensor:
+    """The same of blocks, as blocks.h has them: uint8 [panels, in / 32, bytes of a block]."""
+    padding = -blocks.shape[0] % MULTIPLE
+    numbers, scale, offset = (functional.pad(part, (0, 0, 0, padding)) for part in blocks.parts())
+    words = numbers.view(-1, lanes, blocks.shape[1] // BLOCK, blocks.bits, 32 // blocks.bits)
+    places = torch.arange(0, 32, blocks.bits, dtype=torch.int32)
+    packed = (words.int() << places).sum(-1, dtype=torch.int32).permute(0, 2, 3, 1)
+    shared = [part.view(-1, lanes, part.shape[1]).transpose(1, 2) for part in (scale, offset)]
+    fields = [*(part.contiguous().view(torch.uint8) for part in shared)]
+    fields.append(packed.flatten(2).contiguous().view(torch.uint8))
+    return torch.cat(fields, dim=-1)
 
 
 class _Fields(ctypes.Structure):
@@ -76,21 +82,29 @@ def _pointers(names: str) -> list[tuple[str, type]]:
     return [(name, ctypes.c_void_p) for name in names.split()]
 
 
+def _matrix(name: str) -> list[tuple[str, type]]:
+    """As in matrix.h."""
+    return [*_pointers(name), *_numbers(name + "_bits")]
+
+
 def _numbers(names: str) -> list[tuple[str, type]]:
     return [(name, ctypes.c_int64) for name in names.split()]
 
 
 class _Layer(_Fields):
-    _fields_ = _pointers(
-        "attention_norm qk_norm mlp_norm qkv output gate_up down "
-        "qkv_bias output_bias gate_up_bias down_bias"
-    )
+    _fields_ = [
+        *_pointers("attention_norm qk_norm mlp_norm"),
+        *(field for name in PRODUCTS for field in _matrix(name)),
+        *_pointers(" ".join(name + "_bias" for name in PRODUCTS)),
+    ]
 
 
 class _Model(_Fields):
     _fields_ = [
         *_numbers("layers hidden intermediate heads kv_heads dim padded_vocab"),
-        *_pointers("layer embedding head final_norm cosines sines"),
+        *_pointers("layer embedding"),
+        *_matrix("head"),
+        *_pointers("final_norm cosines sines"),
         *(("eps", ctypes.c_float), ("scale", ctypes.c_float)),
     ]
 
@@ -113,7 +127,7 @@ class NativeLlama:
         self,
         config: ModelConfig,
         embedding: Tensor | None,
-        head: Tensor,
+        head: Tensor | Blocks,
         layers: Iterable[Layer[Weights]],
         final_norm: Tensor,
         rope: RotaryTable,
@@ -125,11 +139,11 @@ class NativeLlama:
         self.wants_clean_blocks = False  # nothing is read beyond a sequence's end
         self.step = step
         self._kept: list[object] = []  # what the structs point to
-        self._room = Room(_room(config, tied=embedding is None))
+        self._room = Room()
         self._layers = (_Layer * config.num_layers)()
         for fields, layer in zip(self._layers, layers, strict=True):
             self._fill(fields, layer)
-        packed = self._room.keep(pack(head, step.lanes))
+        packed, bits = self._packed(head)
         self.padded_vocab = packed.shape[0] * step.lanes
         self.fields = _Model()
         self.fields.fill(
@@ -143,6 +157,7 @@ class NativeLlama:
             layer=ctypes.addressof(self._layers),
             embedding=None if embedding is None else self._room.keep(embedding),
             head=packed,
+            head_bits=bits,
             final_norm=self._keep(final_norm),
             cosines=self._keep(rope.cos),
             sines=self._keep(rope.sin),
@@ -155,17 +170,28 @@ class NativeLlama:
         return _NativeForward(self, cache)
 
     def _fill(self, fields: _Layer, layer: Layer[Weights]) -> None:
-        lanes = self.step.lanes
         for name in ("attention_norm", "qk_norm", "mlp_norm"):
             fields.fill(**{name: self._keep(getattr(layer, name))})
-        for name in ("qkv", "output", "gate_up", "down"):
+        for name in PRODUCTS:
             weight, bias = getattr(layer, name)
             if name == "gate_up":
-                weight = alternate(weight, lanes)
-                bias = None if bias is None else alternate(bias, lanes)
-            exact = None if bias is None else bias.float()
-            packed = self._room.keep(pack(weight, lanes))
-            fields.fill(**{name: packed, name + "_bias": self._keep(exact)})
+                weight = self._in_turns(weight)
+                bias = None if bias is None else alternate(bias, self.step.lanes)
+            packed, bits = self._packed(weight)
+            exact = self._keep(None if bias is None else bias.float())
+            fields.fill(**{name: packed, name + "_bits": bits, name + "_bias": exact})
+
+    def _in_turns(self, stacked: Tensor | Blocks) -> Tensor | Blocks:
+        lanes = self.step.lanes
+        if isinstance(stacked, Tensor):
+            return alternate(stacked, lanes)
+        return Blocks(stacked.bits, *(alternate(part, lanes) for part in stacked.parts()))
+
+    def _packed(self, weight: Tensor | Blocks) -> tuple[Tensor, int]:
+        """The weight as it is multiplied, and how many bits each of its numbers has."""
+        if isinstance(weight, Blocks):
+            return self._room.keep(pack_blocks(weight, self.step.lanes)), weight.bits
+        return self._room.keep(pack(weight, self.step.lanes)), 16
 
     def _keep(self, value: Tensor | None) -> Tensor | None:
         self._kept.append(value)

@@ -15,10 +15,10 @@ constexpr int PAIR_LINES = COLUMNS * 4 / 64;  // cache lines of their weights fo
 
 // finish(m, low, high) with the products of row m, at x + m * stride, with two panels. Meanwhile
 // asks for `lines` cache lines of what comes next for each pair of inputs.
-template <int ROWS, typename Finish>
-inline void dot_panels(const Number *x, Index stride, const bf16 *panels, Index pairs,
+template <int ROWS, typename W, typename Finish>
+inline void dot_panels(const Number *x, Index stride, const W *panels, Index pairs,
                        const char *ahead, int lines, const Finish &finish) {
-  const bf16 *first = panels, *second = panels + pairs * COLUMNS, *const end = second;
+  const W *first = panels, *second = panels + pairs * COLUMNS, *const end = second;
   const Index step = stride * sizeof(Number);
   constexpr Index PAIR = 2 * sizeof(Number);
   // a pointer serves three rows; for one each there are not enough registers
@@ -53,8 +53,8 @@ inline void dot_panels(const Number *x, Index stride, const bf16 *panels, Index 
 }
 
 // finish(m, low, high) for each of at most MOST_ROWS rows.
-template <int ROWS = 1, typename Finish>
-inline void few_rows(Index rows, const Number *x, Index stride, const bf16 *panels, Index pairs,
+template <int ROWS = 1, typename W, typename Finish>
+inline void few_rows(Index rows, const Number *x, Index stride, const W *panels, Index pairs,
                      const char *ahead, int lines, const Finish &finish) {
   if (rows == ROWS) return dot_panels<ROWS>(x, stride, panels, pairs, ahead, lines, finish);
   if constexpr (ROWS < MOST_ROWS) {
@@ -64,9 +64,9 @@ inline void few_rows(Index rows, const Number *x, Index stride, const bf16 *pane
 
 // finish(row, low, high) for all rows, in parts of nearly equal size. The first parts fetch the
 // panels at `next`, unless that is null.
-template <typename Finish>
-inline void many_rows(Index rows, const Number *x, Index stride, const bf16 *panels, Index pairs,
-                      const bf16 *next, const Finish &finish) {
+template <typename W, typename Finish>
+inline void many_rows(Index rows, const Number *x, Index stride, const W *panels, Index pairs,
+                      const W *next, const Finish &finish) {
   const Index parts = (rows + MOST_ROWS - 1) / MOST_ROWS;
   const char *ahead = reinterpret_cast<const char *>(next);
   for (Index part = 0; part < parts; ++part) {
@@ -80,8 +80,8 @@ inline void many_rows(Index rows, const Number *x, Index stride, const bf16 *pan
 // finish(row, column, low, high) with the products of each of `rows` rows of `x` [rows, size] with
 // each COLUMNS of the `columns` outputs of `weight`.
 template <typename Finish>
-void product(Member &me, const Number *x, Index rows, Index size, const bf16 *weight, Index columns,
-             const Finish &finish) {
+void product_of_panels(Member &me, const Number *x, Index rows, Index size, const bf16 *weight,
+                       Index columns, const Finish &finish) {
   const Index pairs = size / 2, chunks = columns / COLUMNS, chunk_size = COLUMNS * size;
   const Index parts = (rows + ROWS_TOGETHER - 1) / ROWS_TOGETHER;
   me.share(chunks * parts, [&](Index item, Index following) {

@@ -1,0 +1,150 @@
+"""Weights that stay in the blocks of a GGUF file, from its bytes to the logits."""
+
+import json
+from dataclasses import replace
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from safetensors.torch import save_file
+
+from engine.runtime.attention import GatherAttention
+from engine.runtime.gguf_blocks import read_blocks
+from engine.runtime.gguf_weights import GgufSource
+from engine.runtime.kv_cache import KVCache
+from engine.runtime.loader import build_model, load_quickest
+from engine.runtime.native.library import whole_step_for
+from engine.runtime.native.model import pack_blocks
+from engine.runtime.ragged import ragged
+from engine.runtime.store import ORIGIN
+from tests.runtime.driver import TINY, RandomWeights
+from tests.runtime.test_gguf import gguf_tensors, random_blocks, write_gguf
+
+CPU = torch.device("cpu")
+STEP = whole_step_for(torch.bfloat16)
+SMALL = replace(
+    TINY, hidden_size=64, intermediate_size=96, head_dim=32, vocab_size=101, tied_head=True
+)
+needs_blocks = pytest.mark.skipif(
+    STEP is None or not STEP.blocks, reason="not a processor, or no compiler, for it"
+)
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q8_0])
+def test_blocks_are_what_the_file_means(kind):
+    raw = random_blocks(kind, 5, 96)
+    blocks = read_blocks(kind.name, torch.tensor(raw))
+    assert blocks.bits == (8 if kind == Kind.Q8_0 else 4)
+    assert int(blocks.numbers.max()) < 2**blocks.bits
+    expected = gguf.quants.dequantize(raw, kind)
+    np.testing.assert_allclose(blocks.dequantised(), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_what_has_no_such_blocks_is_left_to_others():
+    assert read_blocks("Q6_K", torch.tensor(random_blocks(Kind.Q6_K, 2, 256))) is None
+    raw = random_blocks(Kind.Q8_0, 2, 64)
+    raw[1, :2] = np.array([600.0], np.float16).view(np.uint8)  # 128 of these are no float16
+    assert read_blocks("Q8_0", torch.tensor(raw)) is None
+
+
+def test_a_block_holds_scales_offsets_and_the_words_of_eight_outputs():
+    blocks = read_blocks("Q4_1", torch.tensor(random_blocks(Kind.Q4_1, 9, 64)))
+    packed = pack_blocks(blocks, lanes=8)
+    assert packed.shape == (4, 2, 16 + 16 + 4 * 32)  # nine outputs, padded to 32
+    block = packed[1, 1].numpy()  # output 8 is alone in its panel; its second block
+    assert block[:2].view(np.float16)[0] == blocks.scale[8, 1]
+    assert block[16:18].view(np.float16)[0] == blocks.offset[8, 1]
+    words = block[32:].view(np.uint32).reshape(4, 8)
+    found = [int(words[i // 8, 0]) >> 4 * (i % 8) & 15 for i in range(32)]
+    assert found == blocks.numbers[8, 32:].tolist()
+    assert not words[:, 1:].any()
+
+
+def quantised(config, kinds):
+    """Tensors for `write_gguf`: of the kind that `kinds` has for a part of their name."""
+    tensors = gguf_tensors(RandomWeights(config), config, interleaved=True)
+    for name, array in tensors.items():
+        for part, kind in kinds.items():
+            if part in name and "norm" not in name:
+                tensors[name] = gguf.quants.quantize(array, kind), kind
+    return tensors
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model folder beside the file that it was made from, four bits and an 8-bit table."""
+    kinds = {"blk.": Kind.Q4_1, "token_embd": Kind.Q8_0}
+    write_gguf(tmp_path / ORIGIN, quantised(SMALL, kinds), config=SMALL)
+    source = GgufSource(tmp_path / ORIGIN)
+    (tmp_path / "config.json").write_text(json.dumps(source.config.to_hf()))
+    save_file(RandomWeights(SMALL, seed=9).tensors, tmp_path / "model.safetensors")
+    return tmp_path
+
+
+def logits(model, sequences, attention=None):
+    """Of every position of as many prompts of 40 tokens and 3 steps of decoding."""
+    cache = KVCache(model.config, 4 * sequences, 16, model.dtype, CPU)
+    if attention is None:
+        cache.blocks.fill_(torch.nan)
+    forward = model.bind(cache)
+    tables = np.arange(4 * sequences, dtype=np.int32).reshape(sequences, 4)
+    tokens = np.random.default_rng(6).integers(0, 101, (30, 64)).astype(np.int32)[:sequences]
+    slots, parts = np.arange(sequences, dtype=np.int32), []
+    with torch.inference_mode():
+        for start, end in ((0, 40), (40, 41), (41, 42), (42, 43)):
+            starts = np.full(sequences, start, np.int32)
+            counts = np.full(sequences, end - start, np.int32)
+            batch = ragged(slots, starts, counts, tokens, tables)
+            wanted = torch.arange(len(batch.tokens))
+            if attention is None:
+                found = forward(batch, wanted)
+            else:
+                found = model.forward(batch, wanted, attention(model.config, cache))
+            parts.append(found.float().view(sequences, end - start, -1))
+    return torch.cat(parts, dim=1)
+
+
+def errors(path):
+    """Of the quickest model and of one in bf16 by torch's operators, beside the file's weights."""
+    source = GgufSource(path)
+    exact = build_model(source.config, source, torch.float32, CPU)
+    expected = logits(exact, 12, GatherAttention)
+    rounded = build_model(source.config, source, torch.bfloat16, CPU)
+    quickest = load_quickest(path, torch.bfloat16)
+    found = (logits(quickest, 12), logits(rounded, 12, GatherAttention))
+    return [float((each - expected).norm() / expected.norm()) for each in found]
+
+
+@needs_blocks
+def test_logits_are_nearer_to_the_file_than_those_of_bf16_weights(folder):
+    model = load_quickest(folder, torch.bfloat16)
+    layer = model._layers[0]
+    assert model.fields.head_bits == 8
+    assert [layer.qkv_bits, layer.output_bits, layer.gate_up_bits, layer.down_bits] == [4] * 4
+    found, of_bf16 = errors(folder / ORIGIN)
+    assert found < min(0.004, of_bf16 / 2)
+
+
+@needs_blocks
+@pytest.mark.parametrize("blocks", [True, False])
+def test_a_sequence_computes_the_same_alone_and_among_others(folder, blocks):
+    if not blocks:
+        (folder / ORIGIN).unlink()
+    model = load_quickest(folder, torch.bfloat16)
+    many = logits(model, 30)
+    for few in (1, 2, 3, 4, 7):
+        assert torch.equal(logits(model, few), many[:few])
+
+
+@needs_blocks
+def test_what_is_fused_of_different_kinds_becomes_bf16(tmp_path):
+    kinds = {"attn_q": Kind.Q8_0, "attn_k": Kind.Q4_0, "ffn": Kind.Q4_0}
+    write_gguf(tmp_path / "m.gguf", quantised(SMALL, kinds), config=SMALL)
+    model = load_quickest(tmp_path / "m.gguf", torch.bfloat16)
+    layer = model._layers[1]
+    assert (layer.qkv_bits, layer.output_bits) == (16, 16)
+    assert (layer.gate_up_bits, layer.down_bits, model.fields.head_bits) == (4, 4, 16)
+    found, of_bf16 = errors(tmp_path / "m.gguf")
+    assert found < of_bf16
