@@ -11,7 +11,7 @@ from policies.fairness.config import FairnessConfig
 from telemetry.events import PreemptMode, SequenceAdmitted, SequencePreempted
 from tests.kernel.world import World, config
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.model
 
 TEXTS = (
     "The river rises in the mountains and",

@@ -60,7 +60,6 @@ def found_by(file, *options, **environment):
     return rows
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.model  # slow as those are
 def test_a_dry_run_prints_its_table_on_a_host_without_a_web_stack(tmp_path):
     pytest.importorskip("triton")
@@ -80,7 +79,6 @@ def test_a_dry_run_prints_its_table_on_a_host_without_a_web_stack(tmp_path):
     assert rows["decode step, batch 4, context 64, 8-bit cache"]["value"] > 0
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.model
 def test_transformers_serves_the_same_requests(tmp_path):
     """Its real interface, on the CPU; a row says how many times its rate ours is."""

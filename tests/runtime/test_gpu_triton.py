@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("triton")
-pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]  # slow as those are
+pytestmark = pytest.mark.model  # slow as those are
 
 ROOT = Path(__file__).parents[2]
 
