@@ -73,7 +73,8 @@ def measure(model: LiveModel, seconds: float, repeat: int, report: Report) -> En
         )
     report("measuring the machine")
     limits = on_passing_thread(lambda: machine.measure(model.model.dtype))
-    roofline = Roofline(limits, model.model.config, model.model.dtype.itemsize)
+    held = model.model
+    roofline = Roofline(limits, held.config, held.weight_bytes, held.dtype.itemsize)
     report(f"decode batches and prompts, {seconds:g} s")
     samples = Samples()
     asyncio.run(_collect(model, seconds, samples))

@@ -54,29 +54,23 @@ class Roofline:
     """The least time of a step: all its arithmetic at the matrix rate, or all that it must read,
 
     the weights once and the keys and values once, at the bandwidth; whichever takes longer.
+    `weight_bytes` are those of all layers and of the head.
     """
 
     machine: Machine
     config: ModelConfig
-    bytes_per_number: int
+    weight_bytes: tuple[int, int]
+    kv_number_bytes: int
 
     def seconds(self, shape: StepShape) -> float:
         """For a step of that shape; only its decoding sequences are taken to need logits."""
         config, tokens = self.config, shape.prefill_tokens + shape.decode_sequences
-        head = config.hidden_size * config.vocab_size
-        layers = config.num_layers * self._layer_weights()
+        layers, head = config.num_layers * config.layer_weights, config.head_weights
         drawing = shape.decode_sequences
         attended = shape.prefill_context + shape.context_tokens
         flops = 2.0 * (layers * tokens + head * drawing)
         flops += 4.0 * config.num_layers * config.query_size * attended
-        numbers = layers + (head if drawing else 0)
-        numbers += 2 * config.num_layers * config.kv_size * shape.context_tokens
-        return max(
-            flops / self.machine.flops,
-            numbers * self.bytes_per_number / self.machine.bandwidth,
-        )
-
-    def _layer_weights(self) -> int:
-        config = self.config
-        attention = config.hidden_size * (2 * config.query_size + 2 * config.kv_size)
-        return attention + 3 * config.hidden_size * config.intermediate_size
+        size = self.weight_bytes[0] + (self.weight_bytes[1] if drawing else 0)
+        kv_numbers = 2 * config.num_layers * config.kv_size * shape.context_tokens
+        size += self.kv_number_bytes * kv_numbers
+        return max(flops / self.machine.flops, size / self.machine.bandwidth)

@@ -42,6 +42,11 @@ class Model(Protocol):
         """Whether unwritten positions of a block must be zero."""
         ...
 
+    @property
+    def weight_bytes(self) -> tuple[int, int]:
+        """What a step reads of weights to multiply with: of all layers, and for logits."""
+        ...
+
     def bind(self, cache: KVCache) -> Forward:
         """The forward pass over `cache`, for one thread at a time."""
         ...
@@ -92,6 +97,11 @@ class LlamaModel:
     def wants_clean_blocks(self) -> bool:
         """Yes: rows of several positions are attended to in whole blocks."""
         return True
+
+    @property
+    def weight_bytes(self) -> tuple[int, int]:
+        size, config = self.dtype.itemsize, self.config
+        return size * config.num_layers * config.layer_weights, size * config.head_weights
 
     def bind(self, cache: KVCache) -> Forward:
         """The forward pass over `cache`, with the quickest attention there is for it."""

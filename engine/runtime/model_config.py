@@ -97,6 +97,17 @@ class ModelConfig:
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
 
+    @property
+    def layer_weights(self) -> int:
+        """Numbers of one layer that each position is multiplied with."""
+        attention = self.hidden_size * (2 * self.query_size + 2 * self.kv_size)
+        return attention + 3 * self.hidden_size * self.intermediate_size
+
+    @property
+    def head_weights(self) -> int:
+        """Numbers that a position is multiplied with for its logits."""
+        return self.hidden_size * self.vocab_size
+
     @classmethod
     def from_folder(cls, folder: Path) -> "ModelConfig":
         """Read `config.json`. Raises UnsupportedModelError naming the field that does not fit."""

@@ -123,6 +123,8 @@ def test_logits_are_nearer_to_the_file_than_those_of_bf16_weights(folder):
     layer = model._layers[0]
     assert model.fields.head_bits == 8
     assert [layer.qkv_bits, layer.output_bits, layer.gate_up_bits, layer.down_bits] == [4] * 4
+    weights = 2 * SMALL.layer_weights, 128 * SMALL.hidden_size  # two layers; 101 words, padded
+    assert model.weight_bytes == (weights[0] * 5 // 8, weights[1] * 9 // 8)
     found, of_bf16 = errors(folder / ORIGIN)
     assert found < min(0.004, of_bf16 / 2)
 

@@ -28,11 +28,12 @@ def test_the_least_time_of_a_step_is_its_arithmetic_or_its_memory():
         vocab_size=10,
     )
     layer = 8 * (2 * 8 + 2 * 4) + 3 * 8 * 16
-    memory = Roofline(Machine(flops=1e30, bandwidth=1e9), config, 2)
+    sizes = (2 * layer, 90)  # bytes of weights: of the layers with one each
+    memory = Roofline(Machine(flops=1e30, bandwidth=1e9), config, sizes, 2)
     decode = StepShape(0, 0, 3, 50)
-    assert memory.seconds(decode) == pytest.approx(2e-9 * (2 * layer + 80 + 2 * 2 * 4 * 50))
-    assert memory.seconds(StepShape(5, 15)) == pytest.approx(2e-9 * 2 * layer)
-    arithmetic = Roofline(Machine(flops=1e9, bandwidth=1e30), config, 2)
+    assert memory.seconds(decode) == pytest.approx(1e-9 * (2 * layer + 90 + 2 * 2 * 2 * 4 * 50))
+    assert memory.seconds(StepShape(5, 15)) == pytest.approx(1e-9 * 2 * layer)
+    arithmetic = Roofline(Machine(flops=1e9, bandwidth=1e30), config, sizes, 2)
     flops = 2 * (2 * layer * 3 + 80 * 3) + 4 * 2 * 8 * 50
     assert arithmetic.seconds(decode) == pytest.approx(1e-9 * flops)
     assert arithmetic.seconds(StepShape(5, 15)) == pytest.approx(

@@ -9,6 +9,7 @@ namespace {
 
 using Number = bf16;
 using Lanes = __m512;
+using Panel = bf16;        // what keys and values become
 using Weights = __m512bh;  // of LANES outputs for a pair of inputs
 using Inputs = __m512bh;   // the pair, for all outputs
 

@@ -10,6 +10,7 @@ namespace {
 
 using Number = float;
 using Lanes = __m256;
+using Panel = float;     // what keys and values become
 using Weights = __m256;  // of LANES outputs for one of a pair of inputs
 using Inputs = __m256;   // that input, for all outputs
 

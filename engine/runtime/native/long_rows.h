@@ -16,11 +16,11 @@ namespace {
 
 constexpr Index TILE_ROWS = 192;  // positions times the query heads that share a KV head
 constexpr Index TILE_KEYS = 128;
-constexpr const bf16 *NONE = nullptr;  // fetched meanwhile
+constexpr const Panel *NONE = nullptr;  // fetched meanwhile
 
 struct Tile {
   alignas(64) Number query[TILE_ROWS * MOST_DIM], weight[TILE_ROWS * TILE_KEYS];
-  alignas(64) bf16 keys[TILE_KEYS * MOST_DIM], values[TILE_KEYS * MOST_DIM];
+  alignas(64) Panel keys[TILE_KEYS * MOST_DIM], values[TILE_KEYS * MOST_DIM];
   alignas(64) float score[TILE_ROWS * TILE_KEYS], sum[TILE_ROWS * MOST_DIM];
   float largest[TILE_ROWS], total[TILE_ROWS], shrink[TILE_ROWS];
 };
@@ -45,7 +45,9 @@ inline void tile_keys(Tile &tile, Index rows, Index group, Index position, Index
   const Index dim = keys.dim, padded = (count + COLUMNS - 1) / COLUMNS * COLUMNS;
   pack_keys(keys, first, count, tile.keys);
   for (Index k = 0; k < padded; k += COLUMNS) {
-    if (k + LANES >= count) std::memset(tile.keys + (k + LANES) * dim, 0, LANES * dim * sizeof(bf16));
+    if (k + LANES >= count) {
+      std::memset(tile.keys + (k + LANES) * dim, 0, LANES * dim * sizeof(Panel));
+    }
     many_rows(rows, tile.query, dim, tile.keys + k * dim, dim / 2, NONE,
               [&](Index row, Lanes low, Lanes high) {
                 float *to = tile.score + row * TILE_KEYS + k;

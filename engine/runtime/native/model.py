@@ -141,9 +141,10 @@ class NativeLlama:
         self._kept: list[object] = []  # what the structs point to
         self._room = Room()
         self._layers = (_Layer * config.num_layers)()
-        for fields, layer in zip(self._layers, layers, strict=True):
-            self._fill(fields, layer)
+        pairs = zip(self._layers, layers, strict=True)
+        in_layers = sum(self._fill(fields, layer) for fields, layer in pairs)
         packed, bits = self._packed(head)
+        self.weight_bytes = in_layers, packed.nbytes
         self.padded_vocab = packed.shape[0] * step.lanes
         self.fields = _Model()
         self.fields.fill(
@@ -169,7 +170,9 @@ class NativeLlama:
         """The forward pass over `cache`."""
         return _NativeForward(self, cache)
 
-    def _fill(self, fields: _Layer, layer: Layer[Weights]) -> None:
+    def _fill(self, fields: _Layer, layer: Layer[Weights]) -> int:
+        """Returns the bytes of the layer's products."""
+        size = 0
         for name in ("attention_norm", "qk_norm", "mlp_norm"):
             fields.fill(**{name: self._keep(getattr(layer, name))})
         for name in PRODUCTS:
@@ -180,6 +183,8 @@ class NativeLlama:
             packed, bits = self._packed(weight)
             exact = self._keep(None if bias is None else bias.float())
             fields.fill(**{name: packed, name + "_bits": bits, name + "_bias": exact})
+            size += packed.nbytes
+        return size
 
     def _in_turns(self, stacked: Tensor | Blocks) -> Tensor | Blocks:
         lanes = self.step.lanes

@@ -34,7 +34,7 @@ inline void transpose(__m512i (&x)[16]) {
 }
 
 // Panels of 16 keys for pairs of a head's numbers; keys from `count` on are zero.
-inline void pack_keys(const Plane &keys, Index first, Index count, bf16 *to) {
+inline void pack_keys(const Plane &keys, Index first, Index count, Panel *to) {
   for (Index panel = 0; panel < count; panel += LANES) {
     for (Index i = 0; i < keys.dim; i += 32) {
       __m512i x[16];
@@ -51,7 +51,7 @@ inline void pack_keys(const Plane &keys, Index first, Index count, bf16 *to) {
 }
 
 // Panels of 16 numbers of a head for pairs of keys, `padded` of which are made.
-inline void pack_values(const Plane &values, Index first, Index count, Index padded, bf16 *to) {
+inline void pack_values(const Plane &values, Index first, Index count, Index padded, Panel *to) {
   alignas(64) uint16_t order[2][32];
   for (int i = 0; i < 32; ++i) {
     order[0][i] = static_cast<uint16_t>(i / 2 + i % 2 * 32);

@@ -6,35 +6,23 @@
 
 namespace {
 
-struct Pair {
-  bf16 first, second;
-};
-
-// Panels of LANES keys for pairs of a head's numbers; keys from `count` on are zero.
-inline void pack_keys(const Plane &keys, Index first, Index count, bf16 *to) {
-  Pair *pairs = reinterpret_cast<Pair *>(to);
-  for (Index panel = 0; panel < count; panel += LANES) {
+// Panels of LANES keys for all numbers of a head; keys from `count` on are zero.
+inline void pack_keys(const Plane &keys, Index first, Index count, Panel *to) {
+  for (Index panel = 0; panel < count; panel += LANES, to += LANES * keys.dim) {
     for (Index k = 0; k < LANES; ++k) {
-      if (panel + k >= count) {
-        for (Index i = 0; i < keys.dim / 2; ++i) pairs[i * LANES + k] = Pair{};
-        continue;
-      }
-      const Pair *key = reinterpret_cast<const Pair *>(keys.at(first + panel + k));
-      for (Index i = 0; i < keys.dim / 2; ++i) pairs[i * LANES + k] = key[i];
+      const bf16 *key = panel + k < count ? keys.at(first + panel + k) : nullptr;
+      for (Index i = 0; i < keys.dim; ++i) to[i * LANES + k] = key == nullptr ? 0 : load(key[i]);
     }
-    pairs += LANES * keys.dim / 2;
   }
 }
 
-// Panels of LANES numbers of a head for pairs of keys, `padded` of which are made.
-inline void pack_values(const Plane &values, Index first, Index count, Index padded, bf16 *to) {
-  static const bf16 zeros[MOST_DIM]{};
-  for (Index k = 0; k < padded; k += 2) {
-    const bf16 *a = k < count ? values.at(first + k) : zeros;
-    const bf16 *b = k + 1 < count ? values.at(first + k + 1) : zeros;
+// Panels of LANES numbers of a head for all keys, `padded` of which are made.
+inline void pack_values(const Plane &values, Index first, Index count, Index padded, Panel *to) {
+  for (Index k = 0; k < padded; ++k) {
+    const bf16 *value = k < count ? values.at(first + k) : nullptr;
     for (Index i = 0; i < values.dim; i += LANES) {
-      Pair *panel = reinterpret_cast<Pair *>(to + i * padded + k * LANES);
-      for (Index j = 0; j < LANES; ++j) panel[j] = Pair{a[i + j], b[i + j]};
+      Panel *panel = to + i * padded + k * LANES;
+      for (Index j = 0; j < LANES; ++j) panel[j] = value == nullptr ? 0 : load(value[i + j]);
     }
   }
 }
