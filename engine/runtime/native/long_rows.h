@@ -16,7 +16,6 @@ namespace {
 
 constexpr Index TILE_ROWS = 192;  // positions times the query heads that share a KV head
 constexpr Index TILE_KEYS = 128;
-constexpr const Panel *NONE = nullptr;  // fetched meanwhile
 
 struct Tile {
   alignas(64) Number query[TILE_ROWS * MOST_DIM], weight[TILE_ROWS * TILE_KEYS];
@@ -48,25 +47,25 @@ inline void tile_keys(Tile &tile, Index rows, Index group, Index position, Index
     if (k + LANES >= count) {
       std::memset(tile.keys + (k + LANES) * dim, 0, LANES * dim * sizeof(Panel));
     }
-    many_rows(rows, tile.query, dim, tile.keys + k * dim, dim / 2, NONE,
-              [&](Index row, Lanes low, Lanes high) {
-                float *to = tile.score + row * TILE_KEYS + k;
-                put(to, low * every(scale));
-                put(to + LANES, high * every(scale));
-              });
+    many_rows<Panel>(rows, tile.query, dim, tile.keys + k * dim, dim / 2, nullptr,
+                     [&](Index row, Lanes low, Lanes high) {
+                       float *to = tile.score + row * TILE_KEYS + k;
+                       put(to, low * every(scale));
+                       put(to + LANES, high * every(scale));
+                     });
   }
   for (Index row = 0; row < rows; ++row) {
     tile_weights(tile, row, std::min(count, position + row / group + 1 - first), padded);
   }
   pack_values(values, first, count, padded, tile.values);
   for (Index i = 0; i < dim; i += COLUMNS) {
-    many_rows(rows, tile.weight, TILE_KEYS, tile.values + i * padded, padded / 2, NONE,
-              [&](Index row, Lanes low, Lanes high) {
-                float *to = tile.sum + row * dim + i;
-                const Lanes shrink = every(tile.shrink[row]);
-                put(to, lanes_at(to) * shrink + low);
-                put(to + LANES, lanes_at(to + LANES) * shrink + high);
-              });
+    many_rows<Panel>(rows, tile.weight, TILE_KEYS, tile.values + i * padded, padded / 2, nullptr,
+                     [&](Index row, Lanes low, Lanes high) {
+                       float *to = tile.sum + row * dim + i;
+                       const Lanes shrink = every(tile.shrink[row]);
+                       put(to, lanes_at(to) * shrink + low);
+                       put(to + LANES, lanes_at(to + LANES) * shrink + high);
+                     });
   }
 }
 

@@ -7,6 +7,10 @@
 
 namespace {
 
+struct alignas(64) Line {
+  float numbers[16];
+};
+
 // As `product_of_panels`, for weights that `unpack(chunk, next, to)` writes to [size, COLUMNS] at `to`
 // as two panels, and meanwhile fetches those of chunk `next`, which may be beyond the last.
 template <typename Unpack, typename Finish>
@@ -14,16 +18,16 @@ void product_unpacked(Member &me, const float *x, Index rows, Index size, Index 
                       const Unpack &unpack, const Finish &finish) {
   const Index chunks = columns / COLUMNS, parts = (rows + ROWS_TOGETHER - 1) / ROWS_TOGETHER;
   me.share(chunks * parts, [&](Index item, Index following) {
-    static thread_local std::vector<float> room;
-    room.resize(std::max<std::size_t>(room.size(), COLUMNS * size));
-    const float *panels = room.data(), *const none = nullptr;
+    static thread_local std::vector<Line> room;
+    room.resize(std::max<std::size_t>(room.size(), COLUMNS * size * sizeof(float) / sizeof(Line)));
+    float *const panels = reinterpret_cast<float *>(room.data());
     const Index part = item / chunks, chunk = item % chunks;
     const Index begin = rows * part / parts, end = rows * (part + 1) / parts;
-    unpack(chunk, following % chunks, room.data());
-    many_rows(end - begin, x + begin * size, size, panels, size / 2, none,
-              [&](Index row, Lanes low, Lanes high) {
-                finish(begin + row, chunk * COLUMNS, low, high);
-              });
+    unpack(chunk, following % chunks, panels);
+    many_rows<float>(end - begin, x + begin * size, size, panels, size / 2, nullptr,
+                     [&](Index row, Lanes low, Lanes high) {
+                       finish(begin + row, chunk * COLUMNS, low, high);
+                     });
   });
 }
 
