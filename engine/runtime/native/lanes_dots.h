@@ -55,19 +55,9 @@ inline Lanes first_lanes(Index count, Lanes x, Lanes rest) {
 inline float largest_lane(Lanes x) { return _mm512_reduce_max_ps(x); }
 inline float total_of(Lanes x) { return _mm512_reduce_add_ps(x); }
 
-// exp(x) within 3e-6 of its value, far nearer than the bfloat16 that what is made of it is rounded
-// to, and no less than exp(-87).
-inline Lanes exp_lanes(Lanes x) {
-  const Lanes scaled = larger(every(-87.0f), x) * every(1.44269504f);
-  const Lanes whole = _mm512_roundscale_ps(scaled, 0), t = scaled - whole;
-  // Taylor series of 2^t for |t| <= 1/2
-  Lanes sum = every(1.33335581e-3f);
-  sum = _mm512_fmadd_ps(sum, t, every(9.61812911e-3f));
-  sum = _mm512_fmadd_ps(sum, t, every(5.55041087e-2f));
-  sum = _mm512_fmadd_ps(sum, t, every(2.40226507e-1f));
-  sum = _mm512_fmadd_ps(sum, t, every(6.93147181e-1f));
-  sum = _mm512_fmadd_ps(sum, t, every(1.0f));
-  return _mm512_scalef_ps(sum, whole);
-}
+inline Lanes nearest_whole(Lanes x) { return _mm512_roundscale_ps(x, 0); }
+
+// x * 2 ** power, of whole powers.
+inline Lanes times_power(Lanes x, Lanes power) { return _mm512_scalef_ps(x, power); }
 
 }  // namespace

@@ -92,21 +92,16 @@ inline float total_of(Lanes x) {
   return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
 }
 
-// exp(x) within 3e-6 of its value between exp(-87) and exp(88), and no less and no more than these.
-inline Lanes exp_lanes(Lanes x) {
-  const Lanes within = _mm256_min_ps(every(88.0f), larger(every(-87.0f), x));
-  const Lanes scaled = within * every(1.44269504f);
-  const Lanes whole = _mm256_round_ps(scaled, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  const Lanes t = scaled - whole;
-  // Taylor series of 2^t for |t| <= 1/2
-  Lanes sum = every(1.33335581e-3f);
-  sum = _mm256_fmadd_ps(sum, t, every(9.61812911e-3f));
-  sum = _mm256_fmadd_ps(sum, t, every(5.55041087e-2f));
-  sum = _mm256_fmadd_ps(sum, t, every(2.40226507e-1f));
-  sum = _mm256_fmadd_ps(sum, t, every(6.93147181e-1f));
-  sum = _mm256_fmadd_ps(sum, t, every(1.0f));
-  const __m256i exponent = _mm256_slli_epi32(_mm256_cvtps_epi32(whole), 23);
-  return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(sum), exponent));
+inline Lanes nearest_whole(Lanes x) {
+  return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+// x * 2 ** power, of whole powers from -126 on, for x and results that are normal numbers; of powers
+// above 127 that of 127.
+inline Lanes times_power(Lanes x, Lanes power) {
+  const __m256i whole = _mm256_cvtps_epi32(_mm256_min_ps(every(127.0f), power));
+  const __m256i bits = _mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(whole, 23));
+  return _mm256_castsi256_ps(bits);
 }
 
 }  // namespace
