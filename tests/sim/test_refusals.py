@@ -8,9 +8,13 @@ from loadgen.refusals import Way, findings, rows
 
 @pytest.mark.server
 @pytest.mark.model
-def test_who_comes_back_when_told_finds_the_place_that_is_held():
+def test_who_comes_back_when_told_finds_the_place_that_is_held(monkeypatch):
+    """With room for so few that a slow machine has to refuse some, too."""
+    small = "max_running = 4\nmax_queued_requests = 6\ntenant_queued_requests = 4\n"
+    monkeypatch.setattr(refusals, "CONFIG", f"[kernel]\n{small}")
+    monkeypatch.setattr(refusals, "CROWD", 6)
     (told,) = refusals.measure(
-        load=4.0, seconds=2.0, probe=50, report=lambda _line: None, ways=["when told"]
+        load=4.0, seconds=8.0, probe=12, report=lambda _line: None, ways=["when told"]
     )
     assert 0 < told.refused < told.calls
     assert told.told == told.returned == told.refused == len(told.waits)
