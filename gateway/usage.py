@@ -48,9 +48,8 @@ class UsageRoute:
         try:
             return await _report(gateway, request, question)
         except RecordDamaged as error:
-            log.warning(
-                "a tenant is not told its usage: %s", error
-            )  # who can mend it is not asking
+            # who can mend it is not asking
+            log.warning("a tenant is not told its usage: %s", error)
             raise ApiError(Reason.STORE_UNAVAILABLE, "Usage cannot be read.") from None
 
 
