@@ -49,7 +49,7 @@ def load_quickest(path: Path, dtype: torch.dtype, device: torch.device | str = "
     if not fits(config):
         return load_model(path, dtype, device)
     origin = path / ORIGIN
-    if gguf is None and step.blocks and origin.is_file():
+    if gguf is None and origin.is_file():
         gguf = GgufSource(origin)
     return build_native(config, gguf or SafetensorsSource(path), step)
 
@@ -57,9 +57,9 @@ def load_quickest(path: Path, dtype: torch.dtype, device: torch.device | str = "
 def build_native(config: ModelConfig, source: WeightSource, step: WholeStep) -> NativeLlama:
     """Assemble a bfloat16 model of shape `config`, which `fits`, from named tensors.
 
-    Weights that `source` keeps in blocks stay so, if `step` takes them.
+    Weights that `source` keeps in blocks stay so.
     """
-    parts = _NativeParts(config, source, step)
+    parts = _NativeParts(config, source)
     tied = config.tied_head
     table = "model.embed_tokens", config.vocab_size, config.hidden_size
     return NativeLlama(
@@ -185,11 +185,11 @@ class _Parts(Generic[ProductT]):
 
 
 class _NativeParts(_Parts[Weights]):
-    """Leaves weights in blocks that the source keeps so, where a step takes them."""
+    """Leaves weights in blocks that the source keeps so."""
 
-    def __init__(self, config: ModelConfig, source: WeightSource, step: WholeStep) -> None:
+    def __init__(self, config: ModelConfig, source: WeightSource) -> None:
         super().__init__(config, source, torch.bfloat16, torch.device("cpu"), Weights)
-        self._kept = source if step.blocks and isinstance(source, GgufSource) else None
+        self._kept = source if isinstance(source, GgufSource) else None
 
     def product(self, name: str, *shape: int) -> Tensor | Blocks:
         """One weight [out, in] to multiply with."""

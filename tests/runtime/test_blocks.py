@@ -14,7 +14,7 @@ from engine.runtime.attention import GatherAttention
 from engine.runtime.gguf_blocks import read_blocks
 from engine.runtime.gguf_weights import GgufSource
 from engine.runtime.kv_cache import KVCache
-from engine.runtime.loader import build_model, load_quickest
+from engine.runtime.loader import build_model, build_native, load_quickest
 from engine.runtime.native.library import whole_step_for
 from engine.runtime.native.model import pack_blocks
 from engine.runtime.ragged import ragged
@@ -27,9 +27,8 @@ STEP = whole_step_for(torch.bfloat16)
 SMALL = replace(
     TINY, hidden_size=64, intermediate_size=96, head_dim=32, vocab_size=101, tied_head=True
 )
-needs_blocks = pytest.mark.skipif(
-    STEP is None or not STEP.blocks, reason="not a processor, or no compiler, for it"
-)
+PAIRS = STEP is not None and STEP.inputs == 2  # weights are multiplied as bfloat16
+needs_step = pytest.mark.skipif(STEP is None, reason="not a processor, or no compiler, for it")
 
 
 @pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q8_0])
@@ -51,7 +50,7 @@ def test_what_has_no_such_blocks_is_left_to_others():
 
 def test_a_block_holds_scales_offsets_and_the_words_of_eight_outputs():
     blocks = read_blocks("Q4_1", torch.tensor(random_blocks(Kind.Q4_1, 9, 64)))
-    packed = pack_blocks(blocks, lanes=8)
+    packed = pack_blocks(blocks, lanes=8, inputs=1)
     assert packed.shape == (4, 2, 16 + 16 + 4 * 32)  # nine outputs, padded to 32
     block = packed[1, 1].numpy()  # output 8 is alone in its panel; its second block
     assert block[:2].view(np.float16)[0] == blocks.scale[8, 1]
@@ -60,6 +59,26 @@ def test_a_block_holds_scales_offsets_and_the_words_of_eight_outputs():
     found = [int(words[i // 8, 0]) >> 4 * (i % 8) & 15 for i in range(32)]
     assert found == blocks.numbers[8, 32:].tolist()
     assert not words[:, 1:].any()
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_1, Kind.Q8_0])
+def test_a_block_of_sixteen_outputs_has_pairs_of_inputs_side_by_side(kind):
+    blocks = read_blocks(kind.name, torch.tensor(random_blocks(kind, 27, 64)))
+    bits, places = blocks.bits, 32 // blocks.bits
+    packed = pack_blocks(blocks, lanes=16, inputs=2)
+    assert packed.shape == (2, 2, 32 + 32 + bits * 64)  # 27 outputs, padded to 32
+    block = packed[1, 1].numpy()  # outputs 16 to 26; their second block
+    scales, offsets = block[:64].view(np.float16).reshape(2, 16)
+    words = block[64:].view(np.uint32).reshape(-1, 2, 16)
+    for output, half, lane in ((19, 0, 6), (24, 1, 0), (26, 1, 4)):
+        assert scales[lane + half] == blocks.scale[output, 1]
+        assert offsets[lane + half] == blocks.offset[output, 1]
+        found = [
+            int(words[i // 2 // places, half, lane + i % 2]) >> bits * (i // 2 % places)
+            for i in range(32)
+        ]
+        assert [number % 2**bits for number in found] == blocks.numbers[output, 32:].tolist()
+    assert not words[:, 1, 6:].any()  # outputs 27 to 31 are none
 
 
 def quantised(config, kinds):
@@ -117,30 +136,56 @@ def errors(path):
     return [float((each - expected).norm() / expected.norm()) for each in found]
 
 
-@needs_blocks
-def test_logits_are_nearer_to_the_file_than_those_of_bf16_weights(folder):
+@needs_step
+def test_weights_of_a_folder_are_those_of_the_file_beside_it(folder):
     model = load_quickest(folder, torch.bfloat16)
     layer = model._layers[0]
     assert model.fields.head_bits == 8
     assert [layer.qkv_bits, layer.output_bits, layer.gate_up_bits, layer.down_bits] == [4] * 4
     weights = 2 * SMALL.layer_weights, 128 * SMALL.hidden_size  # two layers; 101 words, padded
     assert model.weight_bytes == (weights[0] * 5 // 8, weights[1] * 9 // 8)
+
+
+@needs_step
+@pytest.mark.skipif(PAIRS, reason="weights become bfloat16 here")
+def test_logits_are_nearer_to_the_file_than_those_of_bf16_weights(folder):
     found, of_bf16 = errors(folder / ORIGIN)
     assert found < min(0.004, of_bf16 / 2)
 
 
-@needs_blocks
+class Panels(GgufSource):
+    """A file none of whose weights stay in blocks."""
+
+    def blocks(self, name):
+        return None
+
+
+@needs_step
+@pytest.mark.skipif(not PAIRS, reason="weights become float32 here")
+@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q8_0])
+def test_weights_are_multiplied_as_the_bf16_next_to_them(kind, tmp_path):
+    path = tmp_path / "m.gguf"
+    write_gguf(path, quantised(SMALL, {"": kind}), config=SMALL)
+    kept, panels = (
+        build_native(source.config, source, STEP) for source in (GgufSource(path), Panels(path))
+    )
+    assert kept.fields.head_bits < panels.fields.head_bits == 16
+    for sequences in (1, 2, 5, 12):
+        assert torch.equal(logits(kept, sequences), logits(panels, sequences))
+
+
+@needs_step
 @pytest.mark.parametrize("blocks", [True, False])
 def test_a_sequence_computes_the_same_alone_and_among_others(folder, blocks):
     if not blocks:
         (folder / ORIGIN).unlink()
     model = load_quickest(folder, torch.bfloat16)
     many = logits(model, 30)
-    for few in (1, 2, 3, 4, 7):
+    for few in range(1, 13):
         assert torch.equal(logits(model, few), many[:few])
 
 
-@needs_blocks
+@needs_step
 def test_what_is_fused_of_different_kinds_becomes_bf16(tmp_path):
     kinds = {"attn_q": Kind.Q8_0, "attn_k": Kind.Q4_0, "ffn": Kind.Q4_0}
     write_gguf(tmp_path / "m.gguf", quantised(SMALL, kinds), config=SMALL)

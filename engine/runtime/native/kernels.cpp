@@ -147,8 +147,5 @@ EXPORT(float, f32)
 void forward_bf16(const Model *model, const Step *step) { forward(*model, *step); }
 Index panel_outputs() { return LANES; }
 Index activation_bytes() { return sizeof(Number); }
-#ifdef FLOATS
-void takes_blocks() {}
-#endif
 #endif
 }

@@ -9,13 +9,14 @@ namespace {
 
 using Number = bf16;
 using Lanes = __m512;
-using Panel = bf16;        // what keys and values become
+using Panel = bf16;        // what keys, values and weights in blocks become
 using Weights = __m512bh;  // of LANES outputs for a pair of inputs
 using Inputs = __m512bh;   // the pair, for all outputs
 
 constexpr Index LANES = 16;
 constexpr int HALVES = 1;             // of a pair, each multiplied on its own
 constexpr Index MOST_ROWS = 12;       // rows whose sums are kept in registers: 24 of 32
+constexpr Index FEW_ROWS = 8;         // rows that are multiplied while weights are unpacked
 constexpr Index ROWS_TOGETHER = 192;  // rows of one item: what they read stays in the second cache
 
 inline Weights weights_at(const bf16 *at, int) { return (__m512bh)_mm512_loadu_si512(at); }
@@ -42,6 +43,8 @@ inline void put(bf16 *to, Lanes x) {
 inline void put(bf16 *to, Lanes low, Lanes high) {
   _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(high, low));
 }
+
+inline void put(bf16 *to, Weights x) { _mm512_storeu_si512(to, (__m512i)x); }
 
 // A NaN is kept if it is the second.
 inline Lanes larger(Lanes x, Lanes y) { return _mm512_max_ps(x, y); }

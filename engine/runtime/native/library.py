@@ -76,14 +76,17 @@ class WholeStep:
     """A whole step in one call, as this processor computes it.
 
     `run` takes the addresses of a Model and a Step of forward.h; `lanes` are the outputs of one of
-    their panels, `activations` the format in which a step keeps what it multiplies, and `blocks`
-    says whether weights may stay in blocks of few bits.
+    their panels, and `activations` the format in which a step keeps what it multiplies.
     """
 
     run: Callable[[int, int], None]
     lanes: int
     activations: torch.dtype
-    blocks: bool
+
+    @property
+    def inputs(self) -> int:
+        """How many of an output are multiplied at once: pairs of bfloat16."""
+        return 2 if self.activations == torch.bfloat16 else 1
 
 
 def whole_step_for(dtype: torch.dtype) -> WholeStep | None:
@@ -98,7 +101,6 @@ def whole_step_for(dtype: torch.dtype) -> WholeStep | None:
         run=library.forward_bf16,
         lanes=library.panel_outputs(),
         activations=torch.bfloat16 if small else torch.float32,
-        blocks=hasattr(library, "takes_blocks"),
     )
 
 

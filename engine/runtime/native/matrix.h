@@ -1,29 +1,20 @@
 // Matrix products with weights of any kind.
 #pragma once
 
-#include "packed.h"
-#ifdef FLOATS
 #include "blocks.h"
-#endif
 
 namespace {
 
-#ifdef FLOATS
-constexpr Index SHARED_ROWS = 20;  // for more rows it pays to write bfloat16 panels as float32
-#endif
-
-// Packed weights: bfloat16 panels of packed.h where `bits` is 16, else the blocks of blocks.h.
+// Packed weights: bfloat16 panels of packed.h where `bits` is 16, else the blocks of block.h.
 struct Matrix {
   const void *packed;
   Index bits;
 
   const bf16 *panels() const { return static_cast<const bf16 *>(packed); }
-#ifdef FLOATS
   template <int BITS>
   const Block<BITS> *blocks() const {
     return static_cast<const Block<BITS> *>(packed);
   }
-#endif
 };
 
 // finish(row, column, low, high) with the products of each of `rows` rows of `x` [rows, size] with
@@ -31,13 +22,13 @@ struct Matrix {
 template <typename Finish>
 void product(Member &me, const Number *x, Index rows, Index size, const Matrix &weight,
              Index columns, const Finish &finish) {
-#ifdef FLOATS
   if (weight.bits == 4) {
     return product_of_blocks(me, x, rows, size, weight.blocks<4>(), columns, finish);
   }
   if (weight.bits == 8) {
     return product_of_blocks(me, x, rows, size, weight.blocks<8>(), columns, finish);
   }
+#ifdef FLOATS
   if (rows > SHARED_ROWS) {
     const auto at = [&](Index chunk) { return weight.panels() + chunk * COLUMNS * size; };
     return product_unpacked(
@@ -49,20 +40,16 @@ void product(Member &me, const Number *x, Index rows, Index size, const Matrix &
   product_of_panels(me, x, rows, size, weight.panels(), columns, finish);
 }
 
-#ifdef FLOATS
 template <int BITS>
 inline void block_row(const Matrix &of, Index id, Index size, float *to) {
   const Block<BITS> *panel = of.blocks<BITS>() + id / LANES * (size / BLOCK);
   for (Index i = 0; i < size; ++i) to[i] = weight_at(panel[i / BLOCK], id % LANES, i % BLOCK);
 }
-#endif
 
 // The weights [size] of one output.
 inline void weight_row(const Matrix &of, Index id, Index size, float *to) {
-#ifdef FLOATS
   if (of.bits == 4) return block_row<4>(of, id, size, to);
   if (of.bits == 8) return block_row<8>(of, id, size, to);
-#endif
   const bf16 *column = of.panels() + id / LANES * LANES * size + id % LANES * 2;
   for (Index i = 0; i < size; ++i) to[i] = load(column[i / 2 * 2 * LANES + i % 2]);
 }

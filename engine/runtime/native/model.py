@@ -49,16 +49,20 @@ def alternate(stacked: Tensor, lanes: int) -> Tensor:
     return pairs.transpose(0, 1).reshape(stacked.shape)
 
 
-def pack_blocks(blocks: Blocks, lanes: int) -> Tensor:
-    """The same of blocks, as blocks.h has them: uint8 [panels, in / 32, bytes of a block]."""
+def pack_blocks(blocks: Blocks, lanes: int, inputs: int) -> Tensor:
+    """The same of blocks, as block.h has them: uint8 [panels, in / 32, bytes of a block].
+
+    `inputs` of each output are multiplied at once.
+    """
+    bits, count = blocks.bits, blocks.shape[1] // BLOCK
     padding = -blocks.shape[0] % MULTIPLE
     numbers, scale, offset = (functional.pad(part, (0, 0, 0, padding)) for part in blocks.parts())
-    words = numbers.view(-1, lanes, blocks.shape[1] // BLOCK, blocks.bits, 32 // blocks.bits)
-    places = torch.arange(0, 32, blocks.bits, dtype=torch.int32)
-    packed = (words.int() << places).sum(-1, dtype=torch.int32).permute(0, 2, 3, 1)
-    shared = [part.view(-1, lanes, part.shape[1]).transpose(1, 2) for part in (scale, offset)]
-    fields = [*(part.contiguous().view(torch.uint8) for part in shared)]
-    fields.append(packed.flatten(2).contiguous().view(torch.uint8))
+    outputs = (-1, inputs, lanes // inputs)  # of panels, in as many parts
+    words = numbers.view(*outputs, count, bits // inputs, 32 // bits, inputs).int()
+    places = torch.arange(0, 32, bits, dtype=torch.int32)[:, None]
+    packed = (words << places).sum(-2, dtype=torch.int32).permute(0, 3, 4, 1, 2, 5)
+    shared = [part.view(*outputs, count).permute(0, 3, 2, 1) for part in (scale, offset)]
+    fields = [part.flatten(2).contiguous().view(torch.uint8) for part in (*shared, packed)]
     return torch.cat(fields, dim=-1)
 
 
@@ -195,7 +199,8 @@ class NativeLlama:
     def _packed(self, weight: Tensor | Blocks) -> tuple[Tensor, int]:
         """The weight as it is multiplied, and how many bits each of its numbers has."""
         if isinstance(weight, Blocks):
-            return self._room.keep(pack_blocks(weight, self.step.lanes)), weight.bits
+            packed = pack_blocks(weight, self.step.lanes, self.step.inputs)
+            return self._room.keep(packed), weight.bits
         return self._room.keep(pack(weight, self.step.lanes)), 16
 
     def _keep(self, value: Tensor | None) -> Tensor | None:
