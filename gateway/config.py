@@ -93,7 +93,8 @@ class KernelSettings(Section):
     """Token positions computed by one step; at least `max_running` and `min_chunk` together."""
 
     min_chunk: Count = 32
-    """Smallest piece of a prompt worth a place in a step, in tokens."""
+    """Smallest piece of a prompt worth a place in a step, in tokens. Less only where it would hold
+    up answers that miss their TPOT target as it is."""
 
     max_context: Annotated[int, Field(ge=16)] | None = None
     """Prompt plus output of one sequence, in tokens. Absent: what the model allows."""

@@ -72,7 +72,7 @@ async def _beside(
     engine: LiveEngine, prompt: Callable[[int], IntArray]
 ) -> tuple[list[float], float]:
     """Gaps of the running answers while a long prompt is computed, and its seconds."""
-    output = LONG // 8
+    output = LONG // 4  # more than are drawn meanwhile
     answers = [engine.generate(prompt(CONTEXT), output) for _ in range(RUNNING)]
     times: list[list[float]] = [[] for _ in answers]
     settled = [asyncio.Event() for _ in answers]

@@ -2,6 +2,10 @@
 
 from collections.abc import Callable
 
+# By how much prompts that must advance may lengthen a step of decodes that miss their target as it
+# is: a minimum of tokens alone would make it several times as long on a slow machine.
+MOST_STRETCH = 1.5
+
 
 def prefill_budget(
     predict: Callable[[int], float], target: float, budget: int, min_chunk: int
@@ -9,15 +13,18 @@ def prefill_budget(
     """Most prompt tokens, up to `budget`, with which a step keeps within `target` seconds.
 
     `predict` gives the step's seconds with so many prompt tokens beside its decodes; it must not
-    fall as they rise. Never below `min_chunk`, so that prompts always advance. Bisection: about ten
-    predictions.
+    fall as they rise. Where the decodes leave hardly any room, prompts advance all the same: by
+    `min_chunk` tokens, or by as many as MOST_STRETCH allows if that is less, and by one at least.
+    Bisection: about ten predictions.
     """
-    if budget <= min_chunk or predict(budget) <= target:
+    if predict(budget) <= target:
         return budget
-    low, high = min_chunk, budget  # `high` is known to be too many
+    least = min(predict(min(min_chunk, budget)), MOST_STRETCH * predict(0))
+    limit = max(target, least)
+    low, high = 1, budget + 1  # `high` is taken to be too many
     while high - low > 1:
         middle = (low + high) // 2
-        if predict(middle) <= target:
+        if predict(middle) <= limit:
             low = middle
         else:
             high = middle

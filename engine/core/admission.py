@@ -31,7 +31,7 @@ def _admit_in_turn(
     passed: set[Flow] = set()
     promised = 0 if state.batch.full else promised_blocks(state)  # no matter then
     for head in state.entitled:
-        obstructed = obstacle(state, draft.budget, head) is not None
+        obstructed = obstacle(state, draft, head) is not None
         if not obstructed and fits(state, head, promised, replaces=True):
             promised += _admit(state, draft, head, now)
     while True:
@@ -39,7 +39,7 @@ def _admit_in_turn(
         if flow is None:
             return
         first, head = next(state.waiting.front(flow)), next_in(state, flow)
-        cause = obstacle(state, draft.budget, head)
+        cause = obstacle(state, draft, head)
         if cause is not None:
             stalled[flow] = (cause, head.id)
             return
@@ -72,11 +72,11 @@ def next_in(state: KernelState, flow: Flow) -> Sequence:
     return max(few, key=lambda s: len(state.ledger.match(s.hashes)))
 
 
-def obstacle(state: KernelState, budget: int, head: Sequence) -> Stall | None:
+def obstacle(state: KernelState, draft: DraftPlan, head: Sequence) -> Stall | None:
     """What, apart from KV blocks, keeps the next waiter out of this step."""
     if state.batch.full:
         return Stall.SLOTS
-    if budget < min(state.config.min_chunk, len(head.tokens)):
+    if draft.budget < min(draft.least, len(head.tokens)):
         return Stall.STEP_BUDGET
     return None
 
@@ -97,7 +97,7 @@ def _admit(state: KernelState, draft: DraftPlan, sequence: Sequence, now: int) -
     total = len(sequence.tokens)
     waiters_behind = state.waiting.total.sequences > 1
     need = total - place.computed
-    count = chunk_tokens(need, draft.budget, state.config.min_chunk, waiters_behind)
+    count = chunk_tokens(need, draft.budget, draft.least, waiters_behind)
     if not place.paused:
         ledger.share(place.blocks)
     missing = ledger.blocks_for(place.computed + count) - len(place.blocks)

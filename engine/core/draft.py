@@ -37,9 +37,13 @@ class ForkRow:
 
 @dataclass(slots=True)
 class DraftPlan:
-    """Collects one step. `budget` is what is left of the step's positions."""
+    """Collects one step. `budget` is what is left of the step's positions, and `least` the smallest
+
+    piece of a prompt worth a place among them.
+    """
 
     budget: int
+    least: int
     decode_slots: IntArray = field(default_factory=lambda: NONE)
     decode_drafts: IntArray = field(default_factory=lambda: NONE)
     prefills: list[PrefillRow] = field(default_factory=list)

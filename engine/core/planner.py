@@ -42,7 +42,7 @@ def _someone_may_run(state: KernelState, now: int) -> bool:
 
 
 def _draft(state: KernelState, now: int) -> DraftPlan:
-    draft = DraftPlan(budget=state.config.max_step_tokens)
+    draft = DraftPlan(budget=state.config.max_step_tokens, least=state.config.min_chunk)
     state.batch_is_old = state.batch_is_old and state.batch.running > 0
     plan_decodes(state, draft, now)
     keep_tpot(state, draft)

@@ -25,7 +25,7 @@ def plan_prefills(state: KernelState, draft: DraftPlan, now: int) -> None:
     for position, sequence in enumerate(behind, start=1):
         need = _remaining(state, sequence)
         others = waiters or position < len(behind)
-        wanted = chunk_tokens(need, draft.budget, state.config.min_chunk, others)
+        wanted = chunk_tokens(need, draft.budget, draft.least, others)
         row = PrefillRow(sequence, int(batch.scheduled[sequence.slot]), 0, need)
         count = _grow_for(state, draft, row, wanted)
         if count:

@@ -80,4 +80,5 @@ def keep_tpot(state: KernelState, draft: DraftPlan) -> None:
         around = tokens * (start + tokens / 2)
         return state.step_time.predict(StepWork(tokens, around, len(slots), context))
 
-    draft.budget = prefill_budget(predict, target, draft.budget, state.config.min_chunk)
+    draft.budget = prefill_budget(predict, target, draft.budget, draft.least)
+    draft.least = min(draft.least, draft.budget)
