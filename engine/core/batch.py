@@ -23,6 +23,7 @@ class Batch:
 
     def __init__(self, max_running: int, max_context: int) -> None:
         self.sequences: list[Sequence | None] = [None] * max_running
+        self.rows: LongArray = np.arange(max_running)  # made once, for it gives up the lock
         self.ids: LongArray = np.full(max_running, -1, np.int64)
         self.epoch: LongArray = np.zeros(max_running, np.int64)
         self.known: IntArray = np.zeros(max_running, np.int32)
@@ -34,7 +35,7 @@ class Batch:
         self.prompt: IntArray = np.zeros(max_running, np.int32)
         self.paid: IntArray = np.zeros(max_running, np.int32)
         self.blocks: IntArray = np.zeros(max_running, np.int32)
-        self.flow: IntArray = np.zeros(max_running, np.int32)
+        self.flow: LongArray = np.zeros(max_running, np.int64)
         self.prepaid: IntArray = np.zeros(max_running, np.int32)  # output tokens charged already
         self.host_bound: BoolArray = np.zeros(max_running, np.bool_)
         self.tpot: FloatArray = np.full(max_running, np.inf)  # target, in seconds
@@ -107,6 +108,12 @@ class Batch:
         self._epochs += 1
         self.epoch[slot] = self._epochs
         self._free.append(slot)
+
+    def keep(self, slots: LongArray, positions: IntArray, tokens: IntArray) -> None:
+        """Write one token each at `positions` of `slots`."""
+        self.fit(int(np.maximum.reduce(positions)))
+        # one index instead of two, for the reasons that StepPlan has
+        self.tokens.reshape(-1)[slots * self.tokens.shape[1] + positions] = tokens
 
     def _widen(self, slot: int, count: int, stops: tuple[int, ...]) -> None:
         if count >= self.tokens.shape[1]:

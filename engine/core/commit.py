@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.core.hashing import next_hash
-from engine.core.plan import BoolArray, IntArray, StepPlan, StepResult
+from engine.core.plan import BoolArray, IntArray, LongArray, StepPlan, StepResult
 from engine.core.sequence import Sequence
 from engine.core.state import Flight, KernelState
 from engine.core.step_work import learn
@@ -25,7 +25,7 @@ class _Drawn:
     """
 
     rows: Index
-    slots: IntArray
+    slots: LongArray
     places: IntArray
     tokens: IntArray
     positions: IntArray
@@ -89,7 +89,7 @@ def _keep(
     left = batch.limit[slots] - drawn.positions
     usable = valid[rows] & (left > 0)
     stopped, full = np.zeros((2, len(plan.slots)), np.bool_)
-    stops = batch.stops[slots] == drawn.tokens[:, None]
+    stops = batch.stops.take(slots, axis=0) == drawn.tokens[:, None]
     if np.count_nonzero(stops):
         stop = stops.any(axis=1) & usable & (drawn.positions >= batch.min_length[slots])
         stopped[rows[stop]] = True
@@ -131,8 +131,7 @@ def _store(
         slots, positions = slots[keep], positions[keep]
     if not len(rows):
         return
-    batch.fit(int(np.maximum.reduce(positions)))
-    batch.tokens[slots, positions] = tokens
+    batch.keep(slots, positions, tokens)
     batch.known[plan.slots] += kept
     outputs = state.outputs
     base = len(outputs.sequences)

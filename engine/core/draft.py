@@ -1,15 +1,19 @@
 """A step under construction: rows, joins and block growth, then the finished plan."""
 
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
 from engine.core.batch import Batch
 from engine.core.bills import Bills
-from engine.core.plan import IntArray, Join, StepPlan, Transfer
+from engine.core.plan import IntArray, Join, LongArray, StepPlan, Transfer
 from engine.core.sequence import Sequence
 
 NONE: IntArray = np.empty(0, np.int32)
+NO_SLOTS: LongArray = np.empty(0, np.int64)
+
+Rows = TypeVar("Rows", IntArray, LongArray)
 
 
 @dataclass(slots=True)
@@ -44,7 +48,7 @@ class DraftPlan:
 
     budget: int
     least: int
-    decode_slots: IntArray = field(default_factory=lambda: NONE)
+    decode_slots: LongArray = field(default_factory=lambda: NO_SLOTS)
     decode_drafts: IntArray = field(default_factory=lambda: NONE)
     prefills: list[PrefillRow] = field(default_factory=list)
     forks: list[ForkRow] = field(default_factory=list)
@@ -74,7 +78,7 @@ class DraftPlan:
         decodes = len(self.decode_slots)
         slots, drafts, counts = self.decode_slots, self.decode_drafts, 1 + self.decode_drafts
         samples = np.ones(decodes + len(self.prefills) + len(self.forks), np.bool_)
-        logits_rows = np.arange(len(samples), dtype=np.int32)
+        logits_rows = batch.rows[: len(samples)].copy()
         if self.prefills:
             after = decodes + len(self.prefills)
             none = [0] * len(self.forks)
@@ -97,7 +101,7 @@ class DraftPlan:
             logits_rows=logits_rows,
             joined=tuple(self.joined),
             left=tuple(left),
-            grown_slots=np.asarray(self.grown_slots, np.int32),
+            grown_slots=np.asarray(self.grown_slots, np.int64),
             grown_blocks=np.asarray(self.grown_blocks, np.int32),
             transfers=(*moves_out, *self.transfers),
             copies=tuple(self.copies),
@@ -116,5 +120,5 @@ def join_of(sequence: Sequence, slot: int) -> Join:
     )
 
 
-def _with(rows: IntArray, more: list[int]) -> IntArray:
-    return np.concatenate([rows, np.asarray(more, np.int32)])
+def _with(rows: Rows, more: list[int]) -> Rows:
+    return np.concatenate([rows, np.asarray(more, rows.dtype)])

@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.core.draft import DraftPlan
-from engine.core.plan import BoolArray, IntArray
+from engine.core.plan import BoolArray, IntArray, LongArray
 from engine.core.preempt import preempt
 from engine.core.sequence import Sequence
 from engine.core.state import KernelState
@@ -18,7 +18,7 @@ Rows = npt.NDArray[np.intp]
 def plan_decodes(state: KernelState, draft: DraftPlan, now: int) -> None:
     """Give every running sequence that awaits one token its row, and its block where needed."""
     while True:
-        slots = (ready_slots(state) & (_gap(state) == 1)).nonzero()[0].astype(np.int32)
+        slots = (ready_slots(state) & (_gap(state) == 1)).nonzero()[0]
         drafts = _drafts(state, slots)
         growing, need = _growth(state, slots, drafts)
         short = sum(need) - state.ledger.available
@@ -54,7 +54,7 @@ def make_room_for_someone(state: KernelState, now: int) -> bool:
     """
     if state.batch.running < 2 and not state.paused:
         return False
-    slots = (state.batch.ids >= 0).nonzero()[0].astype(np.int32)
+    slots = (state.batch.ids >= 0).nonzero()[0]
     return _make_room(state, slots, now)
 
 
@@ -64,7 +64,7 @@ def _gap(state: KernelState) -> IntArray:
     return gap
 
 
-def _drafts(state: KernelState, slots: IntArray) -> IntArray:
+def _drafts(state: KernelState, slots: LongArray) -> IntArray:
     """Speculative positions after each decode position; none while its token is in flight."""
     batch, most = state.batch, state.config.draft_tokens
     if not most:
@@ -75,7 +75,7 @@ def _drafts(state: KernelState, slots: IntArray) -> IntArray:
     return drafts
 
 
-def _growth(state: KernelState, slots: IntArray, drafts: IntArray) -> tuple[Rows, list[int]]:
+def _growth(state: KernelState, slots: LongArray, drafts: IntArray) -> tuple[Rows, list[int]]:
     """The rows whose blocks do not hold their next positions, and how many more each needs."""
     batch, size = state.batch, state.config.block_size
     beyond = batch.scheduled[slots] + 1 + drafts - batch.blocks[slots] * size
@@ -84,14 +84,14 @@ def _growth(state: KernelState, slots: IntArray, drafts: IntArray) -> tuple[Rows
 
 
 def _affordable(
-    state: KernelState, slots: IntArray, drafts: IntArray, growing: Rows, need: list[int]
-) -> tuple[IntArray, IntArray]:
+    state: KernelState, slots: LongArray, drafts: IntArray, growing: Rows, need: list[int]
+) -> tuple[LongArray, IntArray]:
     """Leave out rows, last first, whose blocks come free only once a step in flight lands."""
     late = growing[np.cumsum(need) > state.ledger.available]
     return np.delete(slots, late), np.delete(drafts, late)
 
 
-def _make_room(state: KernelState, growers: IntArray, now: int) -> bool:
+def _make_room(state: KernelState, growers: LongArray, now: int) -> bool:
     """Preempt the running sequence that stands worst; False if nothing would be gained."""
     holders = [*state.batch.live(), *state.paused.values()]
     victim = choose_victim(_candidate(state, sequence) for sequence in holders)

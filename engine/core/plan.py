@@ -82,6 +82,9 @@ class StepPlan:
     block tables grow by (`grown_slots[i]`, `grown_blocks[i]`), `transfers` run, the forward pass
     computes every row, tokens are sampled, `copies` (source block, target block) run.
 
+    What selects slots and rows is int64: numpy takes other integers as indices at several times the
+    cost, and lets another thread have the interpreter's lock meanwhile.
+
     Rows run in parallel over `sequences`, `slots`, `starts`, `counts`, `drafts`, `samples`,
     `logits_rows` (all of length R). Row r computes positions [starts[r], starts[r] + counts[r]) of
     its sequence. If `samples[r]`, it draws the token that follows from the last logits of row
@@ -92,15 +95,15 @@ class StepPlan:
 
     step: int
     sequences: LongArray
-    slots: IntArray
+    slots: LongArray
     starts: IntArray
     counts: IntArray
     drafts: IntArray
     samples: BoolArray
-    logits_rows: IntArray
+    logits_rows: LongArray
     joined: tuple[Join, ...] = ()
     left: tuple[int, ...] = ()
-    grown_slots: IntArray = field(default_factory=lambda: np.empty(0, np.int32))
+    grown_slots: LongArray = field(default_factory=lambda: np.empty(0, np.int64))
     grown_blocks: IntArray = field(default_factory=lambda: np.empty(0, np.int32))
     transfers: tuple[Transfer, ...] = ()
     copies: tuple[tuple[int, int], ...] = ()

@@ -47,18 +47,18 @@ class BatchState:
         self.tables[plan.grown_slots, places] = plan.grown_blocks
         return places
 
-    def promise(self, slots: IntArray) -> IntArray:
+    def promise(self, slots: LongArray) -> IntArray:
         """Count one more token of each of `slots`, which is still to come; returns their places."""
         places: IntArray = self.lengths[slots]
         self.lengths[slots] = places + 1
         return places
 
-    def fill(self, slots: IntArray, places: IntArray, tokens: IntArray) -> None:
+    def fill(self, slots: LongArray, places: IntArray, tokens: IntArray) -> None:
         """Tokens promised to `slots` are known; the last one of a full context is not kept."""
         room = places < self.max_context
-        self.tokens[slots[room], places[room]] = tokens[room]
+        self.tokens.reshape(-1)[slots[room] * self.max_context + places[room]] = tokens[room]
 
-    def outputs(self, slots: IntArray) -> IntArray:
+    def outputs(self, slots: LongArray) -> IntArray:
         """How many tokens each slot has drawn so far, those promised included."""
         return self.lengths[slots] - self.prompts[slots]
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from engine.core.config import KernelConfig
-from engine.core.plan import IntArray, StepPlan, StepResult, TokenLogprob
+from engine.core.plan import IntArray, LongArray, StepPlan, StepResult, TokenLogprob
 from engine.runtime.batch_state import BatchState
 from engine.runtime.kv_cache import KVCache
 from engine.runtime.model import Model
@@ -79,7 +79,7 @@ class TorchExecutor:
             self.cache.clear(torch.zeros(1, dtype=torch.int64, device=self._model.device))
 
     def _warm(self, counts: IntArray) -> None:
-        slots = np.arange(len(counts), dtype=np.int32)
+        slots = np.arange(len(counts))
         state = self._state
         batch = ragged(slots, np.zeros_like(counts), counts, state.tokens, state.tables)
         self._forward(batch, batch.offsets + batch.counts - 1)
@@ -99,9 +99,9 @@ class TorchExecutor:
         if len(blocks):
             self.cache.clear(torch.from_numpy(blocks).to(self._model.device))
 
-    def _compute(self, plan: StepPlan) -> tuple[IntArray, Draws]:
+    def _compute(self, plan: StepPlan) -> tuple[LongArray, Draws]:
         """Forward pass and draws: the rows drawn for, and what was drawn."""
-        sampled = np.flatnonzero(plan.samples).astype(np.int32)
+        sampled = np.flatnonzero(plan.samples)
         computing = np.flatnonzero(plan.counts > 0)
         if not len(computing):
             return sampled[:0], Draws(np.empty(0, np.int64))
@@ -128,7 +128,7 @@ class TorchExecutor:
         state.fill(slots, state.promise(slots), drawn.tokens.astype(np.int32))
         return sampled, drawn
 
-    def _history(self, slots: IntArray, length: int) -> torch.Tensor:
+    def _history(self, slots: LongArray, length: int) -> torch.Tensor:
         return torch.from_numpy(self._state.tokens[slots, :length].astype(np.int64))
 
     def _forward(self, batch: RaggedBatch, ends: np.ndarray) -> torch.Tensor:
@@ -136,7 +136,7 @@ class TorchExecutor:
         return self._run(batch, wanted)
 
     def _result(
-        self, plan: StepPlan, sampled: IntArray, drawn: Draws, began: int, stall: int
+        self, plan: StepPlan, sampled: LongArray, drawn: Draws, began: int, stall: int
     ) -> StepResult:
         failures = {int(sampled[i]): failure for i, failure in drawn.failures.items()}
         failures |= self._state.rejections(plan)

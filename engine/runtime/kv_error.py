@@ -52,8 +52,9 @@ def log_odds(model: LlamaModel, tokens: IntArray, stored: torch.dtype | None) ->
     blocks = -(-len(tokens) // BLOCK)
     cpu = torch.device("cpu")
     cache = KVCache(model.config, blocks, BLOCK, model.dtype, cpu, stored=stored)
-    row, tables = np.zeros(1, np.int32), np.arange(blocks, dtype=np.int32)[None]
-    batch = ragged(row, row, np.array([len(tokens)], np.int32), tokens[None], tables)
+    start, tables = np.zeros(1, np.int32), np.arange(blocks, dtype=np.int32)[None]
+    count = np.array([len(tokens)], np.int32)
+    batch = ragged(np.zeros(1, np.int64), start, count, tokens[None], tables)
     with torch.inference_mode():
         everything = torch.arange(len(tokens))
         return model.forward(batch, everything, GatherAttention(model.config, cache)).float()

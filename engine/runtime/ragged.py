@@ -26,7 +26,7 @@ class RaggedBatch:
 
 
 def ragged(
-    slots: IntArray, starts: IntArray, counts: IntArray, tokens: IntArray, tables: IntArray
+    slots: LongArray, starts: IntArray, counts: IntArray, tokens: IntArray, tables: IntArray
 ) -> RaggedBatch:
     """Lay out rows that compute positions [start, start + count) of the sequences in `slots`.
 
@@ -41,8 +41,8 @@ def ragged(
         starts=long_starts,
         counts=long_counts,
         offsets=offsets,
-        tables=tables[slots],
-        tokens=tokens[slots[row_of], positions].astype(np.int64),
+        tables=tables.take(slots, axis=0),
+        tokens=tokens.reshape(-1)[slots[row_of] * tokens.shape[1] + positions].astype(np.int64),
         positions=positions,
         row_of=row_of,
     )

@@ -22,7 +22,7 @@ from engine.runtime.upload import upload
 
 Rows = LongArray | None  # indices of some rows, or all of them
 Choose = Callable[[Tensor, Tensor, "DrawInputs"], Tensor]  # (scores, their best, inputs) -> tokens
-History = Callable[[IntArray, int], Tensor]
+History = Callable[[LongArray, int], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class DrawInputs:
     where all belong. `failures` are rows whose constraint raised.
     """
 
-    slots: IntArray
+    slots: LongArray
     plain: bool  # all rows: the most likely token, and nothing else to tell
     reals: np.ndarray = field(default_factory=lambda: np.empty((6, 0), np.float32))
     whole: IntArray = field(default_factory=lambda: np.empty((4, 0), np.int32))
@@ -81,7 +81,7 @@ class Draws:
     failures: dict[int, RowFailure] = field(default_factory=dict)
 
 
-def prepare(slots: IntArray, state: BatchState) -> DrawInputs:
+def prepare(slots: LongArray, state: BatchState) -> DrawInputs:
     """Take down how the next token of each of `slots` is drawn.
 
     A constraint that raises fails its row alone.
@@ -180,7 +180,7 @@ def _some(rows: LongArray, of: int) -> Rows:
 
 
 def _constraints(
-    slots: IntArray, state: BatchState, failures: dict[int, RowFailure]
+    slots: LongArray, state: BatchState, failures: dict[int, RowFailure]
 ) -> Iterator[tuple[int, BoolArray]]:
     for row in np.flatnonzero(state.sampling.constrained[slots]).tolist():
         slot = int(slots[row])

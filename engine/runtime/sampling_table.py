@@ -70,13 +70,13 @@ class SamplingTable:
         """Release the constraint of the slot's last sequence; numbers may stay until the next."""
         self.constraints[slot] = None
 
-    def reals(self, slots: IntArray) -> np.ndarray:
+    def reals(self, slots: LongArray) -> np.ndarray:
         """Temperature, top_p, min_p, repetition, presence and frequency of `slots`: [6, S]."""
         columns = (self.temperature, self.top_p, self.min_p)
         penalties = (self.repetition, self.presence, self.frequency)
         return np.stack([column[slots] for column in (*columns, *penalties)])
 
-    def barred(self, slots: IntArray, outputs: IntArray) -> tuple[LongArray, LongArray]:
+    def barred(self, slots: LongArray, outputs: IntArray) -> tuple[LongArray, LongArray]:
         """Stop tokens that may not be drawn yet, as (index into `slots`, token id) pairs.
 
         `outputs` is the number of tokens that each slot has drawn so far.
@@ -84,7 +84,7 @@ class SamplingTable:
         early = np.flatnonzero(self.min_tokens[slots] > outputs)
         return _pairs(early, [self.stop_ids[slots[index]] for index in early])
 
-    def bias(self, slots: IntArray) -> tuple[LongArray, LongArray, np.ndarray]:
+    def bias(self, slots: LongArray) -> tuple[LongArray, LongArray, np.ndarray]:
         """Biases as (index into `slots`, token id, value) triples."""
         rows = np.flatnonzero(self.biased[slots])
         index, ids = _pairs(rows, [self.bias_ids[slots[row]] for row in rows])

@@ -87,7 +87,7 @@ class SimExecutor:
             )
         return int(self._ids[slot])
 
-    def _grow(self, slots: IntArray) -> None:
+    def _grow(self, slots: LongArray) -> None:
         if (self._ids[slots] == EMPTY).any():
             raise PlanError(f"slot {_first(slots, self._ids[slots] == EMPTY)} grows while empty")
         np.add.at(self._room, slots, self._block_size)
@@ -152,5 +152,5 @@ def _prefill(plan: StepPlan, rows: BoolArray) -> tuple[int, int]:
     return int(counts.sum()), int((counts * starts + counts * (counts + 1) // 2).sum())
 
 
-def _first(values: IntArray, where: BoolArray) -> int:
+def _first(values: LongArray, where: BoolArray) -> int:
     return int(values[np.flatnonzero(where)[0]])

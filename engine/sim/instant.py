@@ -6,7 +6,7 @@ It is for trying out what stands around a model: clients, limits, and the gatewa
 import numpy as np
 
 from engine.core.config import KernelConfig
-from engine.core.plan import IntArray, Join
+from engine.core.plan import IntArray, Join, LongArray
 from engine.sim.executor import SimExecutor
 from engine.sim.profile import StepShape
 
@@ -38,7 +38,7 @@ class ArbitraryTokens:
         mixed = join.sampling.seed * 1_000_003 + int(join.tokens[0]) * 7919
         self._mixed[join.slot] = mixed % self._span
 
-    def draw(self, slots: IntArray, indices: IntArray) -> IntArray:
+    def draw(self, slots: LongArray, indices: IntArray) -> IntArray:
         """Output token `indices[k]` of the sequence at `slots[k]`, for every k."""
         tokens: IntArray = self._first + (self._mixed[slots] + 31 * indices) % self._span
         return tokens.astype(np.int32)

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import numpy as np
 
-from engine.core.plan import IntArray, Join
+from engine.core.plan import IntArray, Join, LongArray
 
 
 class TokenSource(Protocol):
@@ -15,7 +15,7 @@ class TokenSource(Protocol):
         """A sequence enters the batch."""
         ...
 
-    def draw(self, slots: IntArray, indices: IntArray) -> IntArray:
+    def draw(self, slots: LongArray, indices: IntArray) -> IntArray:
         """Output token `indices[k]` of the sequence at `slots[k]`, for every k."""
         ...
 
@@ -47,7 +47,7 @@ class PerToken:
     def join(self, join: Join) -> None:
         self._joins[join.slot] = join
 
-    def draw(self, slots: IntArray, indices: IntArray) -> IntArray:
+    def draw(self, slots: LongArray, indices: IntArray) -> IntArray:
         pairs = zip(slots.tolist(), indices.tolist(), strict=True)
         return np.asarray([self._rule(self._joins[s], i) for s, i in pairs], np.int32)
 
@@ -70,6 +70,6 @@ class TrueLengths:
     def join(self, join: Join) -> None:
         self._last[join.slot] = self._lengths[join.sequence] - 1
 
-    def draw(self, slots: IntArray, indices: IntArray) -> IntArray:
+    def draw(self, slots: LongArray, indices: IntArray) -> IntArray:
         tokens: IntArray = np.subtract(self.WORD, indices >= self._last[slots], dtype=np.int32)
         return tokens  # STOP is one below WORD

@@ -87,12 +87,14 @@ def plan(rows: Sequence[Row], step: int = 0, **more: object) -> StepPlan:
     return StepPlan(
         step=step,
         sequences=column([row.slot for row in rows], np.int64),
-        slots=column([row.slot for row in rows]),
+        slots=column([row.slot for row in rows], np.int64),
         starts=column([row.start for row in rows]),
         counts=column([row.count for row in rows]),
         drafts=column([row.drafts for row in rows]),
         samples=np.array([row.samples for row in rows], np.bool_),
-        logits_rows=column([i if r.logits is None else r.logits for i, r in enumerate(rows)]),
+        logits_rows=column(
+            [i if r.logits is None else r.logits for i, r in enumerate(rows)], np.int64
+        ),
         **more,
     )
 
@@ -176,7 +178,7 @@ def generate(
                 [row for _, row in rows],
                 step,
                 joined=joined,
-                grown_slots=np.array([slot for slot, _ in grown], np.int32),
+                grown_slots=np.array([slot for slot, _ in grown], np.int64),
                 grown_blocks=np.array([block for _, block in grown], np.int32),
             ),
         )

@@ -63,7 +63,7 @@ def test_a_ragged_batch_equals_dense_attention(make, rows, seed):
         torch.randn(start + count, width, TINY.head_dim, generator=generator)
         for start, count in rows
     ]
-    slots = np.arange(len(rows), dtype=np.int32)
+    slots = np.arange(len(rows))
     tokens = np.zeros((len(rows), MAX_BLOCKS * 16), np.int32)
     starts = np.array([start for start, _ in rows], np.int32)
     counts = np.array([count for _, count in rows], np.int32)

@@ -110,7 +110,7 @@ def logits(model, sequences, attention=None):
     forward = model.bind(cache)
     tables = np.arange(4 * sequences, dtype=np.int32).reshape(sequences, 4)
     tokens = np.random.default_rng(6).integers(0, 101, (30, 64)).astype(np.int32)[:sequences]
-    slots, parts = np.arange(sequences, dtype=np.int32), []
+    slots, parts = np.arange(sequences), []
     with torch.inference_mode():
         for start, end in ((0, 40), (40, 41), (41, 42), (42, 43)):
             starts = np.full(sequences, start, np.int32)

@@ -70,7 +70,7 @@ def forced_logits(model, ids, steps):
     cache = KVCache(model.config, 64, 16, model.dtype, model.device)
     forward = model.bind(cache)
     tables = np.random.default_rng(0).permutation(64).astype(np.int32)[: rows * 8].reshape(rows, 8)
-    slots = np.arange(rows, dtype=np.int32)
+    slots = np.arange(rows)
     parts, start = [], 0
     with torch.inference_mode():
         for count in steps:

@@ -65,7 +65,7 @@ def all_logits(model, ids, splits):
     cache = KVCache(model.config, 32, 16, model.dtype, model.device)
     backend = GatherAttention(model.config, cache)
     table = np.random.default_rng(3).permutation(32).astype(np.int32)[None]
-    tokens, slot = np.array([ids], np.int32), np.zeros(1, np.int32)
+    tokens, slot = np.array([ids], np.int32), np.zeros(1, np.int64)
     parts, start = [], 0
     with torch.inference_mode():
         for end in splits:

@@ -99,7 +99,7 @@ def test_decoding_reads_the_blocks_in_place(dtype, dim):
         last = caches[1].blocks[:, tables[row, (context - 1) // 16]]
         last[last.isnan()] = 0
     qkv = torch.randn(6, 10, dim, generator=generator).to(dtype)
-    slots, ones = np.arange(6, dtype=np.int32), np.ones(6, np.int32)
+    slots, ones = np.arange(6), np.ones(6, np.int32)
     tokens = np.zeros((6, 26 * 16), np.int32)
     batch = ragged(slots, (contexts - 1).astype(np.int32), ones, tokens, tables)
     native, plain = make_attention(config, caches[0]), GatherAttention(config, caches[1])

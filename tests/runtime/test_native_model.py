@@ -60,7 +60,7 @@ def logits(model, block_size=16, attention=None):
     tokens = (
         np.random.default_rng(6).integers(0, model.config.vocab_size, (10, 256)).astype(np.int32)
     )
-    slots, parts = np.arange(10, dtype=np.int32), []
+    slots, parts = np.arange(10), []
     with torch.inference_mode():
         for step in STEPS:
             starts, ends = np.array(step, np.int32).T

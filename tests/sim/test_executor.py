@@ -29,12 +29,12 @@ def plan(
     return StepPlan(
         step=1,
         sequences=np.asarray(sequences, np.int64),
-        slots=ints(*slots),
+        slots=np.asarray(slots, np.int64),
         starts=ints(*starts),
         counts=ints(*counts),
         drafts=ints(*(drafts or [0] * len(rows))),
         samples=np.ones(len(rows), np.bool_),
-        logits_rows=np.arange(len(rows), dtype=np.int32),
+        logits_rows=np.arange(len(rows)),
         **rest,
     )
 

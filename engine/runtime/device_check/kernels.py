@@ -125,7 +125,7 @@ def draw_inputs(rows: int, temperature: float, top_p: float, top_k: int) -> Draw
     whole[0] = top_k
     everyone, nobody = None, np.empty(0, np.int64)
     return DrawInputs(
-        slots=np.arange(rows, dtype=np.int32),
+        slots=np.arange(rows),
         plain=False,
         reals=reals,
         whole=whole,

@@ -58,7 +58,9 @@ class PreparedRows:
         size = (positions, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim)
         self._qkv = torch.randn(size, dtype=target.dtype, device=target.device)
         self._given = self._qkv.clone()
-        self._batch = ragged(laid.slots, laid.starts, laid.counts, state.tokens, state.tables)
+        self._batch = ragged(
+            plan.slots[laid.order], laid.starts, laid.counts, state.tokens, state.tables
+        )
 
     def attend(self) -> Tensor:
         """What the kernels make of it, [T, heads * head_dim]; writes the cache."""

@@ -72,10 +72,10 @@ def step_plan(
     joined: tuple[Join, ...] = (),
     left: tuple[int, ...] = (),
 ) -> StepPlan:
-    slots = np.arange(len(starts), dtype=np.int32)
+    slots = np.arange(len(starts))
     return StepPlan(
         step=step,
-        sequences=slots.astype(np.int64),
+        sequences=slots,
         slots=slots,
         starts=starts,
         counts=counts,

@@ -85,7 +85,7 @@ class GpuExecutor:
         state = self._state
         change = self._pool.change(plan, state.apply(plan))
         rows = lay_out(plan, state, self._config.block_size, self._attention.tiles)
-        sampled = np.flatnonzero(plan.samples).astype(np.int32)
+        sampled = np.flatnonzero(plan.samples)
         if not len(rows.order):
             sampled = sampled[:0]
         inputs = prepare(plan.slots[sampled], state)
@@ -153,7 +153,7 @@ class GpuExecutor:
         self,
         plan: StepPlan,
         rows: StepRows,
-        sampled: IntArray,
+        sampled: LongArray,
         inputs: DrawInputs,
         since: tuple[Mark, Mark | None],
     ) -> Ticket:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.core.plan import IntArray, StepPlan
+from engine.core.plan import IntArray, LongArray, StepPlan
 from engine.runtime.batch_state import BatchState
 from engine.runtime.gpu.device import Device
 
@@ -21,7 +21,9 @@ Tiles = Callable[[IntArray, IntArray, IntArray], IntArray]
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """The rows that compute, those of one position first, with what `pad` adds; all int32.
+    """The rows that compute, those of one position first, with what `pad` adds.
+
+    All are int32 but `order`.
 
     `token_at`, `positions` and `cells` have an entry for each of T flat positions: where its token
     is in the pool, its place in its context, and the cache cell (block * block_size + offset) of
@@ -38,7 +40,7 @@ class StepRows:
     counts: IntArray
     tiles: IntArray
     decodes: int
-    order: IntArray
+    order: LongArray
 
     @property
     def arrays(self) -> tuple[IntArray, ...]:
@@ -74,7 +76,7 @@ class StepShape:
 
 def lay_out(plan: StepPlan, state: BatchState, block_size: int, tiles: Tiles) -> StepRows:
     """The rows of `plan` that compute, from what the host knows of the batch."""
-    computing = np.flatnonzero(plan.counts > 0).astype(np.int32)
+    computing = np.flatnonzero(plan.counts > 0)
     alone = plan.counts[computing] == 1
     order = np.concatenate([computing[alone], computing[~alone]])
     slots, starts, counts = plan.slots[order], plan.starts[order], plan.counts[order]
@@ -86,10 +88,10 @@ def lay_out(plan: StepPlan, state: BatchState, block_size: int, tiles: Tiles) ->
     cut = tiles(starts[decodes:], counts[decodes:], offsets[decodes:])
     cut[:, 0] += decodes
     return StepRows(
-        token_at=slots[row_of] * np.int32(state.max_context) + positions,
+        token_at=(slots[row_of] * state.max_context + positions).astype(np.int32),
         positions=positions,
         cells=blocks * np.int32(block_size) + positions % np.int32(block_size),
-        slots=slots,
+        slots=slots.astype(np.int32),
         starts=starts,
         counts=counts,
         tiles=cut,
@@ -121,7 +123,7 @@ def pad(rows: StepRows, size: int) -> StepRows:
 def padding(size: int) -> StepRows:
     """Nothing but padding."""
     none = np.empty(0, np.int32)
-    return pad(StepRows(none, none, none, none, none, none, none, 0, none), size)
+    return pad(StepRows(none, none, none, none, none, none, none, 0, none.astype(np.int64)), size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ class TokenPool:
             at += [self._token(slot) + np.arange(known), self._table(slot) + np.arange(blocks)]
             values += [state.tokens[join.slot, :known], join.blocks]
         if len(plan.grown_slots):
-            at.append(self._table(plan.grown_slots.astype(np.int64)) + grown_places)
+            at.append(self._table(plan.grown_slots) + grown_places)
             values.append(plan.grown_blocks)
         if not at:
             return None
@@ -52,10 +52,10 @@ class TokenPool:
 
         return apply
 
-    def keeper(self, slots: IntArray, places: IntArray) -> Callable[[Tensor], None]:
+    def keeper(self, slots: LongArray, places: IntArray) -> Callable[[Tensor], None]:
         """What puts drawn tokens [S] at `places` of `slots`; those beyond the context are lost."""
         room = places < self._state.max_context
-        at = np.where(room, self._token(slots.astype(np.int64)) + places, self._spare)
+        at = np.where(room, self._token(slots) + places, self._spare)
         cells = self._cells
 
         def keep(tokens: Tensor) -> None:
@@ -69,7 +69,7 @@ class TokenPool:
     def tables_of(self, slots: Tensor) -> Tensor:
         return self._tables.index_select(0, slots)
 
-    def history(self, slots: IntArray, length: int) -> Tensor:
+    def history(self, slots: LongArray, length: int) -> Tensor:
         """The first `length` tokens of each of `slots`, int64."""
         return self._tokens.index_select(0, upload(slots, self._cells.device))[:, :length].long()
 

@@ -24,8 +24,8 @@ class Ticket:
     began: Mark
     moved: Mark | None
     ended: Mark
-    sampled: IntArray
-    slots: IntArray
+    sampled: LongArray
+    slots: LongArray
     places: IntArray
     tenures: LongArray
     rejected: dict[int, RowFailure]

@@ -49,16 +49,17 @@ def _plan(
 ) -> StepPlan:
     """`rows` are (slot, start, count)."""
     columns = np.array(rows, np.int32).reshape(-1, 3)
-    slots, starts, counts = (np.ascontiguousarray(column) for column in columns.T)
+    starts, counts = (np.ascontiguousarray(column) for column in columns.T[1:])
+    slots = columns[:, 0].astype(np.int64)
     return StepPlan(
         step=0,
-        sequences=slots.astype(np.int64),
+        sequences=slots,
         slots=slots,
         starts=starts,
         counts=counts,
         drafts=np.zeros(len(rows), np.int32),
         samples=np.ones(len(rows), np.bool_),
-        logits_rows=np.arange(len(rows), dtype=np.int32),
+        logits_rows=np.arange(len(rows)),
         joined=joined,
         left=left,
     )
