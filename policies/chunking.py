@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 
-# By how much prompts that must advance may lengthen a step of decodes that miss their target as it
-# is: a minimum of tokens alone would make it several times as long on a slow machine.
-MOST_STRETCH = 1.5
+# By how much prompts that must advance may lengthen a step whose decodes take their target alone: a
+# minimum of tokens would make it several times as long on a slow machine.
+MOST_STRETCH = 2.0
+LEAST_SHARE = 4  # the part of that minimum with which they advance all the same
 
 
 def prefill_budget(
@@ -14,14 +15,14 @@ def prefill_budget(
 
     `predict` gives the step's seconds with so many prompt tokens beside its decodes; it must not
     fall as they rise. Where the decodes leave hardly any room, prompts advance all the same: by
-    `min_chunk` tokens, or by as many as MOST_STRETCH allows if that is less, and by one at least.
-    Bisection: about ten predictions.
+    `min_chunk` tokens, or by as many as MOST_STRETCH allows if that is less, but at least by a
+    LEAST_SHARE-th of it. Bisection: about ten predictions.
     """
     if predict(budget) <= target:
         return budget
-    least = min(predict(min(min_chunk, budget)), MOST_STRETCH * predict(0))
-    limit = max(target, least)
-    low, high = 1, budget + 1  # `high` is taken to be too many
+    min_chunk = min(min_chunk, budget)
+    limit = max(target, min(predict(min_chunk), MOST_STRETCH * predict(0)))
+    low, high = -(-min_chunk // LEAST_SHARE), budget + 1  # `high` is taken to be too many
     while high - low > 1:
         middle = (low + high) // 2
         if predict(middle) <= limit:
