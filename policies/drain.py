@@ -49,24 +49,29 @@ class Departures:
 
     The fluid knows who waits now, not who will come; what it leaves out shows here. A departure is
     the end of running work of the queue's own, or of a place held in line that nobody came for. It
-    counts, with the time since the one before, if somebody waited through all of that time.
+    counts, with the time since the one before, if somebody waited through all of that time. What
+    the process stood still of it does not count.
     """
 
-    __slots__ = ("last", "seconds", "sequences", "tokens")
+    __slots__ = ("last", "lost", "seconds", "sequences", "tokens")
 
     def __init__(self) -> None:
         self.last = -1  # ns at which the newest left
+        self.lost = 0  # ns of standstill until then
         self.sequences = self.tokens = self.seconds = 0.0  # fading
 
-    def observe(self, now: int, arrived: int, tokens: int) -> None:
-        """Work with `tokens` prompt tokens left at `now`; the first waiter `arrived` then (ns)."""
+    def observe(self, now: int, arrived: int, tokens: int, lost: int = 0) -> None:
+        """Work with `tokens` prompt tokens left at `now`; the first waiter `arrived` then (ns).
+
+        In all, `lost` ns were standstill until now.
+        """
         if arrived < self.last:
-            seconds = (now - self.last) / 1e9
+            seconds = max(0, now - self.last - (lost - self.lost)) / 1e9
             kept = exp(-seconds / MEMORY)
             self.sequences = kept * self.sequences + 1
             self.tokens = kept * self.tokens + tokens
             self.seconds = kept * self.seconds + seconds
-        self.last = now
+        self.last, self.lost = now, lost
 
 
 def fair_rates(demands: Sequence[tuple[float, float]], capacity: float) -> list[float]:

@@ -1,7 +1,50 @@
 """Running estimates: how fast queued work drains, and what preempted work comes back beside."""
 
+SECOND = 1_000_000_000
+MOST_TIMES = 10.0  # what is usual, up to which a time is believed to be the work's
 MOVES_FADING = 0.98  # of what steps waited for, a step that moves
 COMPANY_WEIGHT = 0.02  # of a sequence that came back, in the means of what it came back beside
+
+
+def bounded(seconds: float, usual: float) -> float:
+    """A measured time as it may enter a mean, where such work takes `usual` seconds.
+
+    A process that is stopped, starved or swapped out makes one step last a minute. That says
+    nothing of the steps to come, and would stand in a mean for hundreds of them, or, once nothing
+    runs any more, for good. So whatever lies beyond is pulled in to the edge of what is believable
+    (winsorising; one observation's influence is bounded: Huber, Robust Statistics, 1981). Far
+    enough out that a device which has become slower is followed as quickly as by a plain mean.
+    """
+    return min(seconds, MOST_TIMES * usual)
+
+
+class Standstill:
+    """How much time went by, while work was running, that no step could have taken. Nanoseconds."""
+
+    def __init__(self) -> None:
+        self._lost = 0
+        self._since: int | None = None  # the newest commit, or the launch of the first step
+
+    def launch(self, now: int) -> None:
+        """A step is launched."""
+        if self._since is None:
+            self._since = now
+
+    def open(self, now: int) -> float:
+        """Seconds since a step was committed last; 0 while nothing runs."""
+        return 0.0 if self._since is None else (now - self._since) / SECOND
+
+    def commit(self, now: int, believed: float) -> None:
+        """A step is committed; of the seconds before it, so many are `believed`."""
+        self._lost, self._since = self.by(now, believed), now
+
+    def rest(self) -> None:
+        """Nothing runs any more."""
+        self._since = None
+
+    def by(self, now: int, believed: float) -> int:
+        """All that is lost until `now`, if at most so many seconds since the last commit count."""
+        return self._lost + max(0, int((self.open(now) - believed) * SECOND))
 
 
 class DrainRate:

@@ -9,7 +9,7 @@ from engine.core.hashing import next_hash
 from engine.core.plan import BoolArray, IntArray, LongArray, StepPlan, StepResult
 from engine.core.sequence import Sequence
 from engine.core.state import Flight, KernelState
-from engine.core.step_work import learn
+from engine.core.step_work import believed, learn
 from telemetry.events import Cause, SequenceStarted, StepCommitted
 
 Index = npt.NDArray[np.intp]
@@ -35,6 +35,8 @@ def commit(state: KernelState, plan: StepPlan, result: StepResult, now: int) -> 
     """Take in the result of the oldest step in flight."""
     flight = _land(state, plan, result)
     batch = state.batch
+    passed = state.standstill.open(now)
+    state.standstill.commit(now, believed(state, plan, result, passed))
     valid = batch.epoch[plan.slots] == flight.epochs
     drawn = _drawn(state, plan, result)
     kept, stopped, full = _keep(state, plan, valid, drawn)
@@ -51,11 +53,13 @@ def commit(state: KernelState, plan: StepPlan, result: StepResult, now: int) -> 
     _finish(state, plan, result, valid, stopped, full, now)
     state.ledger.retire(plan.step)
     _report(state, flight, result, kept, lag, now)
-    seconds, positions = result.duration / 1e9, plan.tokens
+    seconds, positions = believed(state, plan, result, result.duration / 1e9), plan.tokens
     state.drain_rate.observe(positions, seconds)
     state.cost.observe(seconds, positions)
     learn(state, plan, result)
     state.outlook.observe_step(plan, seconds, state.waiting.total.sequences > 0)
+    if not batch.running:
+        state.standstill.rest()
 
 
 def _land(state: KernelState, plan: StepPlan, result: StepResult) -> Flight:

@@ -82,6 +82,7 @@ def _launch(state: KernelState, draft: DraftPlan, now: int) -> StepPlan:
     batch.pending[slots] += step.samples
     if state.config.draft_tokens:
         batch.drafting[slots] += step.drafts
+    state.standstill.launch(now)
     state.flights.append(Flight(step, batch.epoch[slots], draft.bills))
     ledger = state.ledger
     state.emit(

@@ -20,7 +20,7 @@ from engine.core.sequence import Group, Sequence, State
 from engine.core.tombstones import Tombstones
 from engine.core.waiting import WaitingRoom
 from policies.cost import make_cost
-from policies.estimates import Company, DrainRate, MoveStalls
+from policies.estimates import Company, DrainRate, MoveStalls, Standstill, bounded
 from policies.fairness.rules import Head, allowed_lead, make_rule, make_tree
 from policies.fairness.tree import Flow, Lift
 from policies.promises import PromiseLedger
@@ -75,6 +75,7 @@ class KernelState:
         self.drain_rate = DrainRate()
         self.company = Company()
         self.move_stalls = MoveStalls()
+        self.standstill = Standstill()
         self.step_time = StepTimeModel()
         self.outlook = Outlook(config, self.step_time, self.batch)
         self.promises = PromiseLedger(config.policy.admission.promises)
@@ -202,8 +203,10 @@ class KernelState:
         """Those who wait in `flow` have come a place nearer."""
         first = next(self.waiting.front(flow), None)
         if first is not None:
+            usual = bounded(self.standstill.open(now), self.outlook.step_seconds)
+            lost = self.standstill.by(now, usual)
             for node in (*flow.upward(), self.tree.root):
-                node.departures.observe(now, first.arrived, tokens)
+                node.departures.observe(now, first.arrived, tokens, lost)
 
     def condemn(self, detail: str, now: int) -> None:
         """Emit the terminal event of every live sequence and change nothing else.

@@ -6,6 +6,7 @@ from engine.core.draft import DraftPlan
 from engine.core.plan import StepPlan, StepResult
 from engine.core.state import KernelState
 from policies.chunking import prefill_budget
+from policies.estimates import bounded
 from policies.step_time import StepWork
 
 
@@ -21,6 +22,19 @@ def work_of(plan: StepPlan) -> StepWork:
         decode_sequences=decoding,
         context_tokens=int(plan.starts.dot(decode)) + decoding,
     )
+
+
+def believed(state: KernelState, plan: StepPlan, result: StepResult, seconds: float) -> float:
+    """As much of the `seconds` that a step took as estimates may rest on.
+
+    What is usual is what was foretold for such a step and what its moves held it up by, or what
+    steps take in the mean if that is more: a kind that is hardly known yet must not be cut short.
+    """
+    mean = state.outlook.step_seconds
+    if not mean or seconds <= bounded(seconds, mean):
+        return seconds
+    usual = state.step_time.predict(work_of(plan)) + result.stall / 1e9
+    return bounded(seconds, max(mean, usual))
 
 
 def learn(state: KernelState, plan: StepPlan, result: StepResult) -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from engine.core.config import KernelConfig
+from engine.sim.profile import A10G_LLAMA2_7B, CostProfile
 from policies.admission import AdmissionConfig
 from policies.config import PolicyConfig
 from policies.promises import PromiseConfig
@@ -33,9 +34,11 @@ def kernel(
     return config(policy=policy, max_running=4, **changes)
 
 
-def learned(admission: AdmissionConfig | None = None, **changes) -> World:
+def learned(
+    admission: AdmissionConfig | None = None, *, profile: CostProfile = A10G_LLAMA2_7B, **changes
+) -> World:
     """A world that has seen enough steps and ends to predict, and is idle again."""
-    world = World(kernel(admission, **changes))
+    world = World(kernel(admission, **changes), profile=profile)
     for number in range(64):
         world.submit("past", 10 + number % 7, 20 + number % 5)
         for _ in range(5):
