@@ -1,7 +1,7 @@
 """Who changed which tenant or key, when and how: a log in the store, of the last `MOST` changes.
 
-The scripts that make a change write its entry, so that there is no change without one. It holds
-settings and public ids; secrets and their digests never.
+The scripts that make a change write its entry, so that there is no change without one; a log that
+is damaged is put aside for it. It holds settings and public ids; secrets and their digests never.
 """
 
 import json
@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from telemetry.secrets import masked
-from tenants.connection import Connection
+from tenants.connection import Connection, RecordDamaged
 from tenants.settings import InvalidRecord
 
 STREAM = "wm:audit"
@@ -58,14 +58,20 @@ class Audit:
     async def read(self, most: int, before: str = "") -> list[Change]:
         """The last changes, or the last before the one with the id `before`; the newest first.
 
-        Raises InvalidRecord for what is no id.
+        Raises InvalidRecord for what is no id, RecordDamaged.
         """
         if before and not _ID.fullmatch(before):
             raise InvalidRecord("before", "before must be the id of a change")
         newest = f"({before}" if before else "+"
-        found = await self._connection.call(
-            lambda client: client.xrevrange(STREAM, newest, "-", most)
-        )
+        try:
+            found = await self._connection.call(
+                lambda client: client.xrevrange(STREAM, newest, "-", most)
+            )
+        except RecordDamaged:
+            raise RecordDamaged(
+                f"the log of changes is damaged ({STREAM} is no stream): the next change puts it "
+                "aside and begins another, or delete it"
+            ) from None
         return [_change(name, fields.get("entry", "")) for name, fields in found]
 
 

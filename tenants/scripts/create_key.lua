@@ -26,5 +26,5 @@ if expires then
 else
   redis.call('ZADD', KEYS[3], '+inf', ARGV[1])
 end
-redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[6], '*', 'entry', ARGV[5])
+note_change(KEYS[4], ARGV[5], ARGV[6])
 return now

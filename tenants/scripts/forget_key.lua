@@ -6,6 +6,6 @@ if redis.call('DEL', KEYS[1]) == 0 then
   return 0
 end
 redis.call('ZREM', KEYS[2], ARGV[1])
-redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[4], '*', 'entry', ARGV[3])
+note_change(KEYS[3], ARGV[3], ARGV[4])
 redis.call('PUBLISH', 'wm:changes', 'key ' .. ARGV[1])
 return 1

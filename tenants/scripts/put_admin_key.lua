@@ -8,5 +8,5 @@ if #ARGV > 2 then
 elseif redis.call('DEL', KEYS[1]) == 0 then
   return 0
 end
-redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[2], '*', 'entry', ARGV[1])
+note_change(KEYS[2], ARGV[1], ARGV[2])
 return 1

@@ -27,6 +27,6 @@ for place = 6, #ARGV, 2 do
   end
 end
 redis.call('ZADD', KEYS[2], 0, ARGV[1])
-redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[5], '*', 'entry', ARGV[4])
+note_change(KEYS[3], ARGV[4], ARGV[5])
 redis.call('PUBLISH', 'wm:changes', 'tenant ' .. ARGV[1])
 return created

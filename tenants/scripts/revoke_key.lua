@@ -12,6 +12,6 @@ local forget = redis.call('TIME')[1] + ARGV[2]
 redis.call('HSET', KEYS[1], 'revoked', '1')
 redis.call('EXPIREAT', KEYS[1], forget)
 redis.call('ZADD', KEYS[2], forget, ARGV[1])
-redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[4], '*', 'entry', ARGV[3])
+note_change(KEYS[3], ARGV[3], ARGV[4])
 redis.call('PUBLISH', 'wm:changes', 'key ' .. ARGV[1])
 return 1

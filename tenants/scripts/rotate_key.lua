@@ -38,6 +38,6 @@ last = string.format('%d', last)
 redis.call('HSET', KEYS[1], 'expires', last)
 redis.call('EXPIREAT', KEYS[1], last + ARGV[5])
 redis.call('ZADD', KEYS[3], last + ARGV[5], ARGV[1])
-redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[7], '*', 'entry', ARGV[6])
+note_change(KEYS[4], ARGV[6], ARGV[7])
 redis.call('PUBLISH', 'wm:changes', 'key ' .. ARGV[1])
 return now

@@ -29,6 +29,6 @@ end
 if #ARGV > 5 then
   redis.call('HSET', KEYS[1], unpack(ARGV, 6))
 end
-redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[5], '*', 'entry', ARGV[4])
+note_change(KEYS[3], ARGV[4], ARGV[5])
 redis.call('PUBLISH', 'wm:changes', 'key ' .. ARGV[1])
 return 'OK'

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tenants.audit import MOST, STREAM, Change
-from tenants.connection import Connection
+from tenants.connection import Connection, RecordDamaged
 from tenants.model import Tenant
 from tenants.settings import InvalidRecord
 from tenants.store import AlreadyExists, IssuedKey, KeyNotActive, Store
@@ -115,3 +115,45 @@ async def test_its_length_is_bounded(store: Store, connection: Connection) -> No
     assert (await store.audit.read(1))[0].how == {
         "changed": ["expires", "models", "scopes", "tenant"]
     }
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (["SET", STREAM, "spoilt"], "WRONGTYPE"),
+        (["XADD", STREAM, f"{2**64 - 1}-{2**64 - 1}", "entry", "{}"], "last possible ID"),
+    ],
+)
+async def test_changes_are_made_and_noted_though_the_log_is_damaged(
+    store: Store, connection: Connection, spoil: list[str], why: str
+) -> None:
+    """What stands in its place is kept under another name; each change finds a log again."""
+    await store.create_tenant(Tenant("gold"))
+    key = await store.create_key("gold")
+    name = key.key.public_id
+    changes = [
+        ("tenant changed", lambda: store.update_tenant("gold", weight=3.0)),
+        ("key issued", lambda: store.create_key("gold")),
+        ("key changed", lambda: store.update_key(name, scopes=["read"])),
+        ("key rotated", lambda: store.rotate_key(name, overlap=60)),
+        ("key revoked", lambda: store.revoke_key(name)),
+        ("admin key issued", store.admin_key.issue),
+    ]
+    for number, (did, change) in enumerate(changes, 1):
+        await connection.call(lambda client: client.delete(STREAM))
+        await connection.call(lambda client: client.execute_command(*spoil))
+        await change()
+        first, second = await written(store)
+        assert (first.by, first.did, second.did) == ("watermaster", "damaged log put aside", did)
+        assert why in first.how["was"]
+        aside = await connection.call(lambda client: client.keys(f"{STREAM}-damaged-*"))
+        assert first.to in aside
+        assert len(aside) == number
+    assert (await store.get_tenant("gold")).weight == 3.0
+    assert (await store.get_key(name)).revoked
+
+
+async def test_a_damaged_log_that_is_read_says_so(store: Store, connection: Connection) -> None:
+    await connection.call(lambda client: client.set(STREAM, "spoilt"))
+    with pytest.raises(RecordDamaged, match="the log of changes is damaged"):
+        await store.audit.read(10)
