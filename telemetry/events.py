@@ -174,6 +174,7 @@ class SequenceEnded:
     arrived: int
     admitted: int | None
     first_token: int | None
+    processed_tokens: int = 0  # of the prompt, computed or cached, by any choice of the request
 
 
 @dataclass(frozen=True, slots=True)

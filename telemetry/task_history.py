@@ -29,7 +29,8 @@ CANCELS = frozenset({Cause.CANCELLED, Cause.LOST_RACE, Cause.DISCONNECTED, Cause
 class Told:
     """One sequence, so far. Tokens; times in monotonic nanoseconds.
 
-    `first` unless a sibling choice shares (and counts) its prompt. It was refused if it has a
+    `first` unless a sibling choice shares (and counts) its prompt, of which what was processed
+    counts once it has ended. It was refused if it has a
     `cause` and no `phase`; it has ended if it has both, and `phase` is where it stood then.
     `lag_tokens` were computed after the word came that it should end.
     """
@@ -61,6 +62,7 @@ class _Fold:
     def __init__(self, tenant: str, task: str) -> None:
         self.known: dict[int, Told] = {}
         self._whose = (tenant, task)
+        self._first: dict[int, Told] = {}  # of the choices of a request, by sequence
         self._flights: dict[int, dict[int, int]] = {}  # step -> sequence -> positions
         self._ended: list[Told] = []  # at the instant of the last end
         self._handlers: dict[type, Any] = {
@@ -92,6 +94,7 @@ class _Fold:
         told = Told(event.sequence, event.lineage, event.now, first=not shares)
         told.prompt_tokens = event.prompt_tokens
         self.known[event.sequence] = told
+        self._first[event.sequence] = self._first[last.sequence] if last and shares else told
 
     def _refused(self, event: SequenceRefused) -> None:
         if self._is_ours(event.lineage):
@@ -134,9 +137,12 @@ class _Fold:
         if told is None:
             return
         told.phase, told.cause, told.ended = event.phase, event.cause, event.now
-        told.cached_tokens, told.output_tokens = event.cached_tokens, event.output_tokens
-        if event.admitted is None:
-            told.prompt_tokens = 0  # nobody has looked at it, and nobody pays for it
+        told.output_tokens = event.output_tokens
+        told.prompt_tokens = event.processed_tokens  # nobody pays for what was not looked at
+        told.cached_tokens = min(event.cached_tokens, event.processed_tokens)
+        first = self._first[event.sequence]
+        if first.ended is not None:  # another choice may have gone on with the prompt
+            first.prompt_tokens = max(first.prompt_tokens, event.processed_tokens)
         if event.cause in CANCELS:
             told.lag_tokens = sum(rows.get(event.sequence, 0) for rows in self._flights.values())
             self._ended.append(told)

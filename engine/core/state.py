@@ -254,6 +254,7 @@ class KernelState:
         released: int,
         now: int,
     ) -> None:
+        processed = max(sequence.group.paid, sequence.cached_tokens)
         self.emit(
             SequenceEnded(
                 now=now,
@@ -271,6 +272,7 @@ class KernelState:
                 arrived=sequence.arrived,
                 admitted=sequence.admitted,
                 first_token=sequence.first_token,
+                processed_tokens=processed,
             )
         )
         finished = Finished(
@@ -279,7 +281,7 @@ class KernelState:
             cached_tokens=sequence.cached_tokens,
             output_tokens=output_tokens,
             detail=detail,
-            processed_tokens=max(sequence.group.paid, sequence.cached_tokens),
+            processed_tokens=processed,
         )
         self.outputs.ended.append((sequence.id, finished))
 

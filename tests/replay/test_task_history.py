@@ -49,14 +49,20 @@ def test_states_and_tokens_are_those_of_the_kernel_in_every_history(actions, ker
     for end in ends:
         one = told[end.sequence]
         assert (one.cause, one.phase) == (end.cause, end.phase)
-        looked_at = 0 if end.admitted is None else end.prompt_tokens
-        assert (one.prompt_tokens, one.cached_tokens) == (looked_at, end.cached_tokens)
-        assert one.output_tokens == end.output_tokens
+        assert (one.cached_tokens, one.output_tokens) == (end.cached_tokens, end.output_tokens)
+        processed = [world.ended[n].processed_tokens for n in told if shares(told[n], one)]
+        if one.first:
+            assert one.prompt_tokens == max(processed)
     for event in refused:
         assert (told[event.sequence].cause, told[event.sequence].phase) == (event.cause, None)
     prompts = {event.lineage.request for event in world.of(SequenceArrived)}
     mine = [one for one in told.values() if one.phase is not None]
     assert sum(one.first for one in mine) == len({one.lineage.request for one in mine} & prompts)
+
+
+def shares(one: Told, other: Told) -> bool:
+    """Whether they are choices of one request that was taken in."""
+    return one.lineage == other.lineage and None not in (one.phase, other.phase)
 
 
 def find(world: World, sequence: int) -> Told:
@@ -118,3 +124,37 @@ def test_other_tasks_and_tenants_are_not_told():
     here.run()
     assert [one.sequence for one in tell(here.events, "a", "task")] == [mine]
     assert tell(here.events, "a", "tas") == []
+
+
+def test_of_a_prompt_that_is_cut_off_counts_what_was_processed():
+    """64 positions a step: after two steps 128 of 200 are computed, as the bill says."""
+    world = World()
+    (number,) = world.submit(prompt=200)
+    world.step()
+    world.step()
+    assert [one.prompt_tokens for one in tell(world.events, "a", "task")] == [200]
+    world.apply(Cancel(Scope("a", "task"), Cause.CANCELLED))
+    assert [one.prompt_tokens for one in tell(world.events, "a", "task")] == [128]
+    assert world.ended[number].processed_tokens == 128
+
+
+def test_what_another_choice_goes_on_with_counts_once():
+    """The first choice is cancelled after 64 positions, and the second computes the other 136."""
+    world = World()
+    first, second = world.submit(prompt=200, n=2)
+    world.step()
+    world.apply(Abort((first,), Cause.CANCELLED))
+    assert tell(world.events, "a", "task")[0].prompt_tokens == 64
+    world.run()
+    one, other = tell(world.events, "a", "task")
+    assert (one.prompt_tokens, one.first, other.first) == (200, True, False)
+    assert world.ended[second].processed_tokens == 200
+
+
+def test_a_prompt_that_was_answered_counts_in_full():
+    world = World()
+    world.submit(prompt=200)
+    world.run()
+    world.submit(prompt=list(range(200)))
+    world.run()
+    assert [one.prompt_tokens for one in tell(world.events, "a", "task")] == [200, 200]
