@@ -3,7 +3,8 @@
 Places promised to a tenant's own refused callers count as taken for its fresh arrivals, whatever
 the queue: those of other tenants are no matter of theirs. Only when the tenant's queue has moved
 faster than was promised, and is down to half of what it may hold, are fresh arrivals let in before
-promised returns that will still find their place when they are due.
+promised returns that will still find their place when they are due. Who starts at once takes no
+place in a queue from anybody, so that nobody is refused for promises while the engine has room.
 """
 
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from math import ceil
 
 from engine.core.commands import Submit
 from engine.core.displacing import displace, who_gives_way
-from engine.core.drainage import places_seconds
+from engine.core.drainage import places_seconds, starts_at_once
 from engine.core.refusal import SECOND, UNKNOWN_WAIT, Refusal
 from engine.core.sequence import Sequence
 from engine.core.state import KernelState
@@ -150,6 +151,8 @@ def _held_back(state: KernelState, queue: Queue, own: Queue, submit: Submit, now
     queue at half of what it may hold, not empty.
     """
     if not queue.held.sequences or queue.holds(submit, queue.held):
+        return False
+    if starts_at_once(state, submit):
         return False
     return not (
         own.holds(submit, Tally(), HALF) and queue.holds(submit, _needed(state, queue, submit, now))

@@ -1,5 +1,6 @@
 """How long what waits will take, by the fluid model of `policies.drain`, in seconds."""
 
+from engine.core.commands import Submit
 from engine.core.memory import promised_blocks
 from engine.core.outlook import Price
 from engine.core.reserve import reserved_blocks
@@ -29,6 +30,14 @@ def start_seconds(state: KernelState, probe: Sequence, now: int) -> float:
     ahead.sequences += sum(promise.sequences for promise in due)
     ahead.tokens += sum(promise.tokens for promise in due)
     return _start(state, probe, ahead)
+
+
+def starts_at_once(state: KernelState, submit: Submit) -> bool:
+    """Whether there is room in the batch for a newcomer and for all who wait."""
+    total, count = state.waiting.total, len(submit.sequences)
+    slots = state.config.max_running - state.batch.running
+    tokens = total.tokens + count * len(submit.prompt)
+    return total.sequences + count <= slots and tokens <= free_tokens(state)
 
 
 def _start(state: KernelState, probe: Sequence, ahead: Backlog) -> float:
@@ -78,10 +87,13 @@ def places_seconds(
 
 
 def price_of_waiting(state: KernelState) -> Price:
-    """What waiting requests cost, at their mean prompt and output cap."""
+    """What waiting requests cost, at their mean prompt and output cap; where none waits, the usual
+
+    ones: nobody asks for all the output that the context could hold.
+    """
     total = state.waiting.total
     if not total.sequences:
-        return state.outlook.price(state.config.max_context, 1)
+        return state.outlook.usual_price()
     return state.outlook.price(total.caps // total.sequences, total.tokens // total.sequences)
 
 

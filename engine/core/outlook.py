@@ -46,6 +46,7 @@ class Outlook:
         self.offered = OfferedLoad(config.max_flows)
         self.step_seconds = 0.0  # running mean
         self.mean_entry = 0.0  # tokens with which sequences enter, running mean
+        self.mean_cap = 0.0  # output tokens that they may have, running mean
         self._gates: OrderedDict[str, DensityGate] = OrderedDict()
         self._entered = 0.0  # device seconds of work that entered backlogged steps, fading
         self._elapsed = 0.0  # seconds of those steps
@@ -57,6 +58,7 @@ class Outlook:
         for join in plan.joined:
             weight = RECENT if self.mean_entry else 1.0
             self.mean_entry += weight * (len(join.tokens) - self.mean_entry)
+            self.mean_cap += weight * (self._cap_of(join) - self.mean_cap)
         if backlogged:
             self._entered = FADING * self._entered + self._work_of(plan.joined)
             self._elapsed = FADING * self._elapsed + seconds
@@ -66,8 +68,11 @@ class Outlook:
         if not joined:
             return 0.0
         tokens = sum(len(join.tokens) for join in joined)
-        caps = sum(int(self._batch.limit[join.slot]) - join.prompt_length for join in joined)
+        caps = sum(self._cap_of(join) for join in joined)
         return self.price(caps // len(joined), tokens // len(joined)).of(len(joined), tokens)
+
+    def _cap_of(self, join: Join) -> int:
+        return int(self._batch.limit[join.slot]) - join.prompt_length
 
     def observe_end(self, tenant: str, output_tokens: int, cause: Cause) -> None:
         """A sequence ended; what never spoke says nothing of lengths."""
@@ -124,6 +129,11 @@ class Outlook:
         if held * prompt + growth < slot:  # slots are what is scarce
             return Price(first + self.step_seconds * slot, token)
         return Price(first + self.step_seconds * growth, token + self.step_seconds * held)
+
+    def usual_price(self) -> Price:
+        """The price of requests like those that have entered."""
+        cap = self.mean_cap or self._config.max_context
+        return self.price(round(cap), max(1, round(self.mean_entry)))
 
     def gate(self, tenant: str) -> DensityGate:
         """The arrivals of a tenant, for its density gate."""

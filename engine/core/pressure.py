@@ -134,10 +134,13 @@ def _capacity(state: KernelState) -> float:
 
 
 def _mean_output(state: KernelState) -> float:
-    """Outputs are taken to be as long as they have been, within the caps of those now running."""
+    """Outputs are taken to be as long as they have been, within the caps of those now running.
+
+    Where none runs, within those of what ran.
+    """
     running = state.batch.ids >= 0
     caps = (state.batch.limit - state.batch.prompt)[running]
-    cap = int(caps.mean()) if len(caps) else state.config.max_context
+    cap = int(caps.mean() if len(caps) else state.outlook.mean_cap) or state.config.max_context
     return state.outlook.lengths.overall().moments(cap)[0]
 
 

@@ -89,3 +89,33 @@ def test_pauses_that_come_again_and_again_are_part_of_what_is_foretold():
         machine.slower = 10.0 - machine.slower  # 9, 1, 9, ...
         work(world, 1)
     assert place(world) > 3 * usual
+
+
+def test_promises_keep_nobody_out_of_an_idle_engine():
+    """Whoever was promised a place of the queue finds it; who starts at once takes none of them."""
+    _, world = machine_and_world()
+    work(world, 20)
+    fill(world)
+    told = [world.submit("a", 20, 60, claims=(f"t{i}",))[0] for i in range(3 * CAP)]
+    assert all(world.ended[number].promised for number in told)
+    world.run()
+    state = world.scheduler._state
+    assert state.promises.tally(("a",)).sequences > CAP
+    fresh = [world.submit("a", 20, 60)[0] for _ in range(4)]
+    assert not set(fresh) & set(world.ended)
+    world.step()
+    due = max(promise.due for promise in state.promises.of(("a",)))
+    world.clock.advance_to(due)
+    (returned,) = world.submit("a", 20, 60, claims=(f"t{3 * CAP - 1}",))
+    assert returned not in world.ended
+
+
+def test_what_is_told_while_nobody_waits_is_the_price_of_what_usually_comes():
+    """Not of answers as long as the context, which nobody asks for."""
+    _, world = machine_and_world()
+    work(world, 200)
+    state = world.scheduler._state
+    node = state.tree.find(("a",))
+    waiting = place(world)
+    world.run()
+    assert places_seconds(state, node, 1, 20) == pytest.approx(waiting, rel=0.5)
