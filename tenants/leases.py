@@ -270,10 +270,11 @@ def as_row(report: Report) -> list[object]:
         report.refunded,
         report.acknowledged_refunded,
         report.start,
+        report.open,
     ]
 
 
 def as_grant(row: list[int]) -> Grant:
     """The script's answer for one slice."""
-    held, used, idle, start, ends_in, recalled, replicas = row
-    return Grant(held, used, idle, start, ends_in, bool(recalled), replicas)
+    held, used, idle, start, ends_in, recalled, replicas, still_open = row
+    return Grant(held, used, idle, start, ends_in, bool(recalled), replicas, still_open)

@@ -19,7 +19,8 @@ class Report:
 
     `need`: what the replica must have, its own free part included; `spare`: what it could use more;
     `risk`: what it may charge until its next report is acknowledged.
-    `using`: reserved now, of a limit on what is held. `acknowledged_*`: totals that the store is
+    `using`: reserved now, of a limit on what is held; `open`: of what is charged, by calls that are
+    not settled. `acknowledged_*`: totals that the store is
     known to have, for a store that has forgotten the slice. `start`: of the window they are for.
     """
 
@@ -33,6 +34,7 @@ class Report:
     refunded: int
     acknowledged_refunded: int
     start: int
+    open: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,8 @@ class Grant:
 
     `held`: what this replica may use. `used`: by everybody, as far as reported. `idle`: what others
     hold and do not use. `recalled`: another replica is short, so nothing is to be held in reserve.
-    `replicas`: how many there are, this one included.
+    `replicas`: how many there are, this one included. `open`: of what is used, reserved by calls of
+    the other replicas that are not settled.
     """
 
     held: int
@@ -53,6 +56,7 @@ class Grant:
     ends_in: int
     recalled: bool
     replicas: int = 1
+    open: int = 0
 
 
 @dataclass(slots=True)
@@ -153,7 +157,12 @@ class Slice:
             refunded=self.refunded,
             acknowledged_refunded=self._acknowledged[1],
             start=self.grant.start,
+            open=self.open,
         )
+
+    def may_come_back(self) -> int:
+        """What calls that are open, here or elsewhere, may leave over of what they reserved."""
+        return self.open + self.grant.open
 
     def renew(self, grant: Grant) -> None:
         """Take in the answer to the last report; reservations made meanwhile count against it."""

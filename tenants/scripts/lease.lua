@@ -6,11 +6,11 @@
 --       the last token: {whether all predecessors', names of dead replicas},
 --       then for each tenant JSON: {number of the call, whether to leave, slices}, each slice
 --       {limit's name, measure, window, limit, need, spare, risk, using, charged, known, refunded,
---       known, start}.
+--       known, start, open}.
 -- Returns for each tenant nothing for a call that was overtaken by a later one, a text that says
 -- what is wrong for one whose book cannot be read (which is left as it is), else for each slice
 -- {held, used, idle elsewhere, start of its window, ms until it ends, whether others are short,
--- number of replicas}.
+-- number of replicas, open elsewhere}.
 local REPLICA, FORMER, LEASE, KEPT = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local COMPLETE = cjson.decode(ARGV[5])
 local MOST_LOST = 64 -- dead replicas of which a budget remembers what they were charged
@@ -94,17 +94,18 @@ local function settle(account, mine, told)
   end
   mine.charged = math.max(mine.charged, told.charged)
   mine.refunded = math.max(mine.refunded, told.refunded)
-  mine.using, mine.risk = told.using, told.risk
+  mine.using, mine.risk, mine.open = told.using, told.risk, told.open
 end
 
 local function others_of(account)
-  local held, using = 0, 0
+  local held, using, open = 0, 0, 0
   for name, slice in pairs(account.slices) do
     if name ~= REPLICA then
       held, using = held + slice.held, using + slice.using
+      open = open + (slice.open or 0) -- an older server does not say
     end
   end
-  return held, using
+  return held, using, open
 end
 
 -- How much the replica may hold: what it needs while there is any, and beyond that an equal
@@ -139,7 +140,7 @@ local function renew(account, told, replicas, tenant)
   account.slices[REPLICA] = mine
   settle(account, mine, told)
   settle_lost(account, tenant)
-  local held, using = others_of(account)
+  local held, using, open = others_of(account)
   local left = math.floor(told.limit - account.used)
   local room = math.max(0, left - held)
   local recalled = account.wanted_by ~= REPLICA and account.wanted_until > now
@@ -148,7 +149,8 @@ local function renew(account, told, replicas, tenant)
     account.wanted_by, account.wanted_until = REPLICA, now + WANTED
   end
   local used = told.window == 'held' and using or math.ceil(account.used)
-  return { mine.held, used, held - using, start, math.max(0, finish - now), recalled and 1 or 0, replicas }
+  return { mine.held, used, held - using, start, math.max(0, finish - now), recalled and 1 or 0, replicas,
+    open }
 end
 
 -- Remember what a dead replica was charged of a budget, until the ledger says what it used.
@@ -199,7 +201,7 @@ local function leave(book)
 end
 
 local FIELDS = { 'name', 'measure', 'window', 'limit', 'need', 'spare', 'risk', 'using', 'charged', 'known_charged',
-  'refunded', 'known_refunded', 'start' }
+  'refunded', 'known_refunded', 'start', 'open' }
 
 local function serve(book, call, leaving, slices, tenant)
   local me = book.replicas[REPLICA]

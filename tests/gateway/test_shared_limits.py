@@ -164,6 +164,29 @@ def test_64_calls_at_a_budget_for_10_spend_no_more_than_the_budget(pair):
         assert late.headers["x-should-retry"] == "false"
 
 
+def test_what_a_call_on_another_server_reserves_of_a_budget_is_waited_for(pair):
+    """It is cut off after a few of the 800 tokens that it may use; then the other call fits."""
+    key = pair.tenant("reserved", tokens_per_day=1000)
+    body = {**BODY, "max_tokens": 800, "stream": True}
+    url = f"{pair.replicas[0].url}/v1/completions"
+    headers = {"authorization": f"Bearer {key}"}
+    with httpx.stream("POST", url, json=body, headers=headers, timeout=60) as stream:
+        lines = stream.iter_lines()
+        assert next(lines).startswith("data: ")
+        refused = pair.ask(1, key, max_tokens=400)
+        hopeless = pair.ask(1, key, max_tokens=1000)
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"]) == (429, "rate_limit_exceeded")
+    assert (error["limit"], "x-should-retry" in refused.headers) == ("tokens_per_day", False)
+    assert int(refused.headers["retry-after"]) >= 1
+    assert hopeless.json()["error"]["code"] == "insufficient_quota"
+    end = time.monotonic() + 60
+    while not (answer := pair.ask(1, key, max_tokens=400)).is_success:
+        assert answer.json()["error"]["code"] == "rate_limit_exceeded"
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
 def test_tokens_of_a_minute_are_shared(pair):
     key = pair.tenant("minute", tokens_per_minute=10 * SPENT)
     began = time.monotonic()

@@ -162,3 +162,21 @@ async def test_everything_comes_back_in_the_end(connection, seed, journals):
         await world.exchange(name)
     await world.exchange("a", [rest])
     assert isinstance(world.replicas["a"]["book"].reserve(rest, 0), Reservation)
+
+
+async def test_each_is_told_what_calls_of_the_others_may_leave_over(connection):
+    """Of 1000 one replica's call reserves 600: another's 500 may be had once that is over."""
+    world = World(connection, 99)
+    a, b = (world.replicas[name]["book"] for name in "ab")
+    first = {Measure.CONCURRENCY: 1, Measure.TOKENS: 600}
+    await world.exchange("a", [first])
+    taken = a.reserve(first, 0)
+    assert isinstance(taken, Reservation)
+    await world.exchange("a")
+    await world.exchange("b", [{Measure.TOKENS: 500}])
+    (short,) = [piece for piece in b.slices.values() if piece.limit.measure is Measure.TOKENS]
+    assert (short.grant.used, short.grant.open, short.may_come_back()) == (600, 600, 600)
+    assert taken.settle({Measure.TOKENS: 590})
+    await world.exchange("a")
+    await world.exchange("b", [{Measure.TOKENS: 500}])
+    assert (short.grant.used, short.may_come_back()) == (590, 0)
