@@ -235,6 +235,8 @@ class LiveServer:
     def occupied(self, count: int = 8, key: str = "bronze", **more: object) -> Iterator[None]:
         """`count` streams of `key` that do not end by themselves; 8 of them fill the batch."""
         body = {"model": MODEL, "messages": HELLO, "stream": True, "ignore_eos": True, **more}
+        # who has just been answered may still hold a place
+        eventually(lambda: self.gateway.slots.held == self._queued())
         before = self.gateway.slots.held
         with ExitStack() as stack:
             for _ in range(count):
