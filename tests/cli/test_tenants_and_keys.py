@@ -257,17 +257,23 @@ def test_changes_on_the_command_line_are_told(run: Run) -> None:
 
 
 def test_damaged_records_are_told_beside_the_others_and_repaired(run: Run) -> None:
-    async def damage(url: str, record: str, field: str) -> None:
+    async def change(url: str, record: str, field: str) -> None:
         store = await Store.connect(url)
         await store.connection.call(lambda client: client.hset(record, field, b"\xff"))
         await store.close()
 
+    def damage(record: str, field: str) -> None:
+        valkey = EmbeddedValkey(Path(".watermaster"))
+        try:
+            asyncio.run(change(valkey.start(), record, field))
+        finally:
+            valkey.stop()
+
     for name in ("acme", "zinc"):
         run("tenants", "create", name)
     keys = [parsed(run("keys", "create", "acme", "--json"))["public_id"] for _ in range(2)]
-    url = EmbeddedValkey(Path(".watermaster")).start()
-    asyncio.run(damage(url, "wm:tenant:acme", "weight"))
-    asyncio.run(damage(url, f"wm:key:{keys[0]}", "scopes"))
+    damage("wm:tenant:acme", "weight")
+    damage(f"wm:key:{keys[0]}", "scopes")
 
     listed = run("tenants", "list", code=4)
     assert [line.split()[0] for line in listed.stdout.splitlines()] == ["TENANT", "zinc"]
@@ -283,6 +289,6 @@ def test_damaged_records_are_told_beside_the_others_and_repaired(run: Run) -> No
     assert f"key '{keys[0]}' is damaged: unknown scope" in listed.stderr
     run("keys", "update", keys[0], "--scope", "read")
     assert len(parsed(run("keys", "list", "acme", "--json"))) == 2
-    asyncio.run(damage(url, f"wm:key:{keys[0]}", "created"))
+    damage(f"wm:key:{keys[0]}", "created")
     run("keys", "revoke", keys[0])
     assert len(parsed(run("keys", "list", "acme", "--json"))) == 1
