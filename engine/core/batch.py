@@ -23,7 +23,7 @@ class Batch:
 
     def __init__(self, max_running: int, max_context: int) -> None:
         self.sequences: list[Sequence | None] = [None] * max_running
-        self.rows: LongArray = np.arange(max_running)  # made once, for it gives up the lock
+        self.rows: LongArray = np.arange(max_running)  # once: making it lets others have the lock
         self.ids: LongArray = np.full(max_running, -1, np.int64)
         self.epoch: LongArray = np.zeros(max_running, np.int64)
         self.known: IntArray = np.zeros(max_running, np.int32)
