@@ -1,11 +1,11 @@
 """Waiters about to miss their deadline: given up when that is certain, started when they press."""
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from engine.core.memory import promised_blocks, shortage
 from engine.core.preempt import preempt
 from engine.core.sequence import Sequence, State
-from engine.core.state import KernelState
+from engine.core.state import SLACK, KernelState
 from telemetry.events import Cause, PreemptReason
 
 SECOND = 1_000_000_000
@@ -21,6 +21,9 @@ def watch(state: KernelState, sequence: Sequence, *, may_press: bool) -> None:
         needed = state.outlook.first_token_seconds(sequence.prompt_length)
         latest = sequence.urgency - int(needed * SECOND)
         heappush(state.pressing, (latest, sequence.id, may_press))
+        if len(state.pressing) > 2 * len(state.sequences) + SLACK:
+            state.pressing = [entry for entry in state.pressing if _is_silent(state, entry[1])]
+            heapify(state.pressing)
 
 
 def attend(state: KernelState, now: int) -> None:
@@ -48,12 +51,17 @@ def _pressing(state: KernelState, now: int) -> list[tuple[Sequence, bool]]:
     found = []
     while state.pressing and state.pressing[0][0] <= limit:
         _, number, may_press = heappop(state.pressing)
-        sequence = state.sequences.get(number)
-        if sequence is None or sequence.first_token is not None:
-            continue
-        if sequence.state is not State.RUNNING:
-            found.append((sequence, may_press))
+        if _is_silent(state, number):
+            sequence = state.sequences[number]
+            if sequence.state is not State.RUNNING:
+                found.append((sequence, may_press))
     return found
+
+
+def _is_silent(state: KernelState, number: int) -> bool:
+    """Whether a sequence lives and has not spoken."""
+    sequence = state.sequences.get(number)
+    return sequence is not None and sequence.first_token is None
 
 
 def _slack(state: KernelState, sequence: Sequence, now: int) -> float:
