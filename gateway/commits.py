@@ -48,15 +48,20 @@ class Commits:
 
     def settle(self, tenant: str, task: str, winner: Scope) -> Scope:
         """The winner that counts: the one named before, or else `winner`."""
-        first = self._winners.setdefault((tenant, task), winner)
-        if len(self._winners) > self._capacity:
-            self._winners.popitem(last=False)
-        return first
+        first = self._winners.get((tenant, task))
+        if first is None:
+            self._remember(tenant, task, winner)
+        return first or winner
 
     def correct(self, tenant: str, task: str, winner: Scope) -> None:
-        """All servers agree on another winner."""
-        self._winners[tenant, task] = winner
+        """All servers agree on this winner, whatever was said here."""
+        self._remember(tenant, task, winner)
 
     def winner(self, tenant: str, task: str) -> Scope | None:
         """The one named so far."""
         return self._winners.get((tenant, task))
+
+    def _remember(self, tenant: str, task: str, winner: Scope) -> None:
+        self._winners[tenant, task] = winner
+        if len(self._winners) > self._capacity:
+            self._winners.popitem(last=False)
