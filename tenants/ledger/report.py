@@ -72,13 +72,13 @@ class Line:
 async def answer(store: UsageStore, question: Question, most: int) -> list[Line]:
     """The lines, in order of their groups. Raises StoreUnavailable, TooManyLinesError."""
     lines: dict[tuple[str, ...], Line] = {}
-    tenants = await store.tenants() if question.tenant is None else [question.tenant]
-    for tenant in tenants:
-        async for row in store.rows(tenant, question.hours.start, question.hours.stop):
-            if _asked(question, row):
-                _add(lines, question.by, row)
-                if len(lines) > most:
-                    raise TooManyLinesError(f"the answer has more than {most} lines")
+    begin, end = question.hours.start, question.hours.stop
+    tenants = await store.tenants(begin) if question.tenant is None else [question.tenant]
+    async for row in store.rows(tenants, begin, end):
+        if _asked(question, row):
+            _add(lines, question.by, row)
+            if len(lines) > most:
+                raise TooManyLinesError(f"the answer has more than {most} lines")
     return [lines[group] for group in sorted(lines)]
 
 

@@ -13,10 +13,10 @@ Hours are counted from the Unix epoch.
 """
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from telemetry.usage import Account, Usage
 from tenants.connection import Connection, RecordDamaged
@@ -29,10 +29,12 @@ log = logging.getLogger(__name__)
 
 MONEY = "money_nanos"
 DAY = 86_400
-_PAGE = 200  # hours read in one round trip
+_PAGE = 200  # tenants or hours read in one round trip
 _HOUR = "wm:usage:"
 _HOURS = "wm:usage-hours:"
 _TENANTS = "wm:usage-tenants"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,32 +84,35 @@ class UsageStore:
         """The file is gone, so that nothing of it can come again."""
         await self._connection.call(lambda client: client.delete(_fence(file_id)))
 
-    async def tenants(self) -> list[str]:
-        """Those with usage that is remembered, by id."""
-        found = await self._connection.call(lambda client: client.zrange(_TENANTS, 0, -1))
+    async def tenants(self, since: int) -> list[str]:
+        """Those with remembered usage in the hour `since` or after it, by id."""
+        found = await self._connection.call(
+            lambda client: client.zrangebyscore(_TENANTS, since, "+inf")
+        )
         return sorted(found)
 
-    async def rows(self, tenant: str, begin: int, end: int) -> AsyncIterator[UsageRow]:
-        """The tenant's usage in the hours from `begin` up to and without `end`, in their order.
+    async def rows(self, tenants: Sequence[str], begin: int, end: int) -> AsyncIterator[UsageRow]:
+        """The usage of `tenants` in the hours from `begin` up to and without `end`, in this order.
 
         Raises RecordDamaged for an hour that cannot be read: what is billed is all or nothing.
         """
-        hours = await self._connection.call(
-            lambda client: client.zrangebyscore(_HOURS + tenant, begin, f"({end}")
-        )
-        for start in range(0, len(hours), _PAGE):
-            page = hours[start : start + _PAGE]
-            records = await self._connection.call(partial(_read, tenant, page))
-            for hour, record in zip(page, records, strict=True):
-                try:
-                    rows = _rows(tenant, int(hour), record)
-                except ValueError:
-                    raise RecordDamaged(
-                        f"the record {_HOUR}{tenant}:{hour} is damaged, and no report that it "
-                        "belongs to can be made until you put it right or rename it"
-                    ) from None
-                for row in rows:
-                    yield row
+        for page in _pages(tenants):
+            hours = await self._connection.call(partial(_read_hours, page, begin, end))
+            places = [
+                (tenant, int(hour))
+                for tenant, found in zip(page, hours, strict=True)
+                for hour in found
+            ]
+            for few in _pages(places):
+                names = [f"{_HOUR}{tenant}:{hour}" for tenant, hour in few]
+                records = await self._connection.call(partial(read_hashes, names))
+                for name, place, record in zip(names, few, records, strict=True):
+                    for row in _rows_of(name, *place, record):
+                        yield row
+
+
+def _pages(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (items[start : start + _PAGE] for start in range(0, len(items), _PAGE))
 
 
 def _row(slot: Slot, model: str, usage: Usage, price: Price) -> tuple[object, ...]:
@@ -116,8 +121,26 @@ def _row(slot: Slot, model: str, usage: Usage, price: Price) -> tuple[object, ..
     return (slot.tenant, slot.hour, f"{slot.key}/{model}/", *amounts, price.nanos(*tokens))
 
 
-async def _read(tenant: str, hours: Sequence[str], client: Any) -> list[Record | None]:
-    return await read_hashes([f"{_HOUR}{tenant}:{hour}" for hour in hours], client)
+async def _read_hours(
+    tenants: Sequence[str], begin: int, end: int, client: Any
+) -> list[Sequence[str]]:
+    """In one round trip, the hours of each in which it used anything."""
+    async with client.pipeline(transaction=False) as pipeline:
+        for tenant in tenants:
+            pipeline.zrangebyscore(_HOURS + tenant, begin, f"({end}")
+        found: list[Sequence[str]] = await pipeline.execute()
+    return found
+
+
+def _rows_of(name: str, tenant: str, hour: int, record: Record | None) -> list[UsageRow]:
+    """Of the record `name`. Raises RecordDamaged."""
+    try:
+        return _rows(tenant, hour, record)
+    except ValueError:
+        raise RecordDamaged(
+            f"the record {name} is damaged, and no report that it belongs to can be made until you "
+            "put it right or rename it"
+        ) from None
 
 
 def _rows(tenant: str, hour: int, record: Record | None) -> list[UsageRow]:
