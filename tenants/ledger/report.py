@@ -2,9 +2,10 @@
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 
 from telemetry.clock import NANOSECONDS
 from telemetry.usage import Usage
@@ -144,12 +145,18 @@ def _add(lines: dict[tuple[str, ...], Line], by: Sequence[str], row: UsageRow) -
 
 
 def _group(row: UsageRow, by: Sequence[str]) -> dict[str, str]:
-    hour = spell(row.hour * HOUR)
-    whole = {
-        "tenant": row.account.tenant,
-        "key": row.account.key,
-        "model": row.model,
-        "day": hour[:10],
-        "hour": hour,
-    }
-    return {name: whole[name] for name in by}
+    return {name: _TOLD[name](row) for name in by}
+
+
+@lru_cache(maxsize=4096)
+def _spelled_hour(hour: int) -> str:
+    return spell(hour * HOUR)
+
+
+_TOLD: Mapping[str, Callable[[UsageRow], str]] = {
+    "tenant": lambda row: row.account.tenant,
+    "key": lambda row: row.account.key,
+    "model": lambda row: row.model,
+    "day": lambda row: _spelled_hour(row.hour)[:10],
+    "hour": lambda row: _spelled_hour(row.hour),
+}

@@ -1,4 +1,4 @@
-"""The store's Lua scripts, one multi-step change each, run atomically by the server.
+"""The store's Lua scripts, one multi-step change or reading each, run atomically by the server.
 
 Times are the server's own (`TIME`), so that replicas with different clocks agree.
 """
