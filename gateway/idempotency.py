@@ -58,7 +58,12 @@ def read_payload(
     payload = json_object(body)
     named = payload.get("model")
     model = find_model(named, principal, models) if isinstance(named, str) else None
-    whole = orjson.dumps([path, payload], option=orjson.OPT_SORT_KEYS)
+    try:
+        whole = orjson.dumps([path, payload], option=orjson.OPT_SORT_KEYS)
+    except orjson.JSONEncodeError:  # it writes no such depth as it reads
+        raise ApiError(
+            Reason.INVALID_JSON, "The body is nested too deeply for an idempotency key."
+        ) from None
     return Payload(hashlib.sha256(whole).hexdigest(), model)
 
 

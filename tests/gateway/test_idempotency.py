@@ -105,7 +105,8 @@ def test_malformed_keys_and_bodies_are_400(server):
         answer = client.post(CHAT, json=BODY, headers=keyed("k" * 257))
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == "idempotency-key"
-        for body in (b"{", b"[]", b"{}"):
+        deep = content(metadata={}).replace(b"{}", b"[" * 300 + b"]" * 300)
+        for body in (b"{", b"[]", b"{}", deep):
             assert client.post(CHAT, content=body, headers=keyed("bad")).status_code == 400
         assert client.post(CHAT, json=BODY, headers=keyed("bad")).status_code == 200
 
