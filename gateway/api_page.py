@@ -112,8 +112,10 @@ Waits are spread among callers. A wait over 60 s comes with `x-should-retry: fal
 clients would sleep through it or ignore it.
 """
 _BELOW = """\
-Before a request is one at all, the connection answers `headers_too_large` (431), `head_timeout`
-(408), or `saturated` (503) where there are too many of them, in the same form.
+Before a request is one at all, the connection answers `malformed_request` (400) to what is not
+valid HTTP/1.1, `headers_too_large` (431), `head_timeout` (408), or `saturated` (503) where there
+are too many connections, in the same form. Offers to go on in another protocol (`upgrade`) are
+passed over.
 """
 
 

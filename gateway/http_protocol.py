@@ -9,9 +9,11 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
+import httptools
 import orjson
 
 from gateway.connection import WatchedProtocol
+from gateway.declined_upgrade import next_parser, plain_head
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,27 +54,55 @@ class BoundedHttpProtocol(WatchedProtocol):
         begins = self._head_timer is None and not self._in_body
         self._head_bytes = len(data) + (0 if begins else self._head_bytes)
         self._head_read = False
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            while data:
+                data = self._parse(data)
+        except httptools.HttpParserError:
+            self._malformed()
+            return
         if begins and not self._head_read:  # most heads come in one piece, and need no timer
             self._await_head()
         if self._head_timer is not None and self._head_bytes > self.limits.max_header_bytes:
-            self._refuse(
-                431,
-                "Request Header Fields Too Large",
-                "headers_too_large",
-                f"the request's head exceeds {self.limits.max_header_bytes} bytes",
-            )
+            self._head_too_large()
+
+    def _parse(self, data: bytes) -> bytes:
+        """Take in `data`; returns what is left for another parser."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            self.parser = next_parser(self)
+            self.parser.feed_data(plain_head(self.headers))
+            return data[offer.args[0] :]
+        return b""
+
+    # While a body is read the only head is a `plain_head`.
+
+    def on_message_begin(self) -> None:
+        if not self._in_body:
+            super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        if not self._in_body:
+            super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_body:  # trailers mean nothing here and would pile up
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self._in_body:
+            return
+        if self._head_bytes > self.limits.max_header_bytes < self._head_size():
+            self._head_too_large()
+            raise ValueError("this head is not served")  # ends the parsing of what follows it
         self._end_head()
         self._head_read = self._in_body = True
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # the end of the head that made the offer; its body follows
         self._in_body = False
         self._end_rest()
         super().on_message_complete()
@@ -110,10 +140,38 @@ class BoundedHttpProtocol(WatchedProtocol):
             self._end_head()
             self.transport.close()
 
-    def _refuse(self, status: int, phrase: str, code: str, message: str) -> None:
-        """Answer without the application, in the shape of its errors, and close."""
+    def _head_size(self) -> int:
+        """In bytes, but for the method, the version and optional blanks."""
+        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+
+    def _head_too_large(self) -> None:
+        self._refuse(
+            431,
+            "Request Header Fields Too Large",
+            "headers_too_large",
+            f"the request's head exceeds {self.limits.max_header_bytes} bytes",
+        )
+
+    def _malformed(self) -> None:
+        if self.transport.is_closing():  # it is refused already
+            return
+        own = self._in_body and not self.pipeline  # the request that is answered itself
+        if own and self.cycle.response_complete:
+            self.transport.close()
+        else:
+            message = "this is not a request in valid HTTP/1.1"
+            unanswered = own and not self.cycle.response_started
+            self._refuse(400, "Bad Request", "malformed_request", message, unanswered=unanswered)
+
+    def _refuse(
+        self, status: int, phrase: str, code: str, message: str, *, unanswered: bool = False
+    ) -> None:
+        """Answer without the application, in the shape of its errors, and close.
+
+        `unanswered`: what is refused is the request that the application was about to answer.
+        """
         self._end_head()
-        if self._answering:
+        if self._answering and not unanswered:
             self.transport.abort()  # its caller would take this for a part of that answer
             return
         kind = "overloaded_error" if status == 503 else "invalid_request_error"

@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 import uvicorn
 
+from gateway.body import read_body
 from gateway.http_protocol import ConnectionLimits, bounded
 from gateway.listener import bind
 from gateway.server import HttpServer
@@ -16,13 +17,25 @@ REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    """Answers at once, whatever the body; `/wait` only when the caller has hung up."""
-    while scope["path"] == "/wait" and (await receive())["type"] != "http.disconnect":
+    """Answers at once, whatever the body; `/wait` only when the caller has hung up.
+
+    `/begun` has begun to by then, and `/echo` answers with the body.
+    """
+    body = b"ok"
+    if scope["path"] == "/echo":
+        body = await read_body({}, receive, 1000, 5)
+    start = {
+        "type": "http.response.start",
+        "status": 200,
+        "headers": [(b"content-length", str(len(body)).encode())],
+    }
+    if scope["path"] == "/begun":
+        await send(start)
+    while scope["path"] in {"/wait", "/begun"} and (await receive())["type"] != "http.disconnect":
         pass
-    await send(
-        {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]}
-    )
-    await send({"type": "http.response.body", "body": b"ok"})
+    if scope["path"] != "/begun":
+        await send(start)
+    await send({"type": "http.response.body", "body": body})
 
 
 class Caller:
@@ -91,6 +104,18 @@ def test_a_head_that_is_too_large_gets_431() -> None:
             caller = await call()
             caller.send(REQUEST[:-2] + piece)
             assert refusal(await caller.rest())[:2] == (431, "headers_too_large")
+
+    serve(scenario)
+
+
+def test_a_head_that_is_too_large_gets_431_in_one_piece_too() -> None:
+    async def scenario(call: Callable[[], Awaitable[Caller]]) -> None:
+        caller = await call()
+        caller.send(REQUEST[:-2] + b"x-long: " + b"a" * 5000 + b"\r\n\r\n" + REQUEST)
+        assert refusal(await caller.rest())[:2] == (431, "headers_too_large")
+        large = await call()  # of which the head is small
+        large.send(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9000\r\n\r\n" + b"x" * 9000)
+        assert (await large.answer()).startswith(b"HTTP/1.1 200")
 
     serve(scenario)
 
@@ -169,5 +194,70 @@ def test_a_head_beside_an_answer_is_bounded_too_and_cuts_the_connection() -> Non
         await asyncio.sleep(0.05)
         caller.send(REQUEST[:-2] + b"x-long: " + b"a" * 5000)
         assert await caller.rest() == b""
+
+    serve(scenario)
+
+
+def test_what_is_no_http_gets_400_in_the_shape_of_other_errors() -> None:
+    async def scenario(call: Callable[[], Awaitable[Caller]]) -> None:
+        for garbage in (b"\0 nothing\r\n\r\n", b"POST / HTTP/1.1\r\ncontent-length: -1\r\n\r\n"):
+            caller = await call()
+            caller.send(garbage)
+            status, code, head = refusal(await caller.rest())
+            assert (status, code) == (400, "malformed_request")
+            assert b"content-type: application/json" in head.split(b"\r\n")
+
+    serve(scenario)
+
+
+def test_what_is_no_body_gets_400_once() -> None:
+    async def scenario(call: Callable[[], Awaitable[Caller]]) -> None:
+        chunked = b"POST %b HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        caller = await call()
+        caller.send(chunked % b"/wait" + b"zz\r\n")
+        assert refusal(await caller.rest())[:2] == (400, "malformed_request")
+
+        answered = await call()  # the application did not wait for it
+        answered.send(chunked % b"/")
+        assert (await answered.answer()).startswith(b"HTTP/1.1 200")
+        answered.send(b"zz\r\n")
+        assert await answered.rest() == b""
+
+    serve(scenario)
+
+
+def test_garbage_beside_an_answer_never_becomes_a_part_of_it() -> None:
+    async def scenario(call: Callable[[], Awaitable[Caller]]) -> None:
+        for path in (b"/wait", b"/begun"):
+            caller = await call()
+            caller.send(b"GET %b HTTP/1.1\r\nhost: x\r\n\r\n" % path)
+            await asyncio.sleep(0.05)
+            caller.send(b"\0 nothing\r\n\r\n")
+            assert b" 400 " not in await caller.rest()
+
+    serve(scenario)
+
+
+def test_who_offers_another_protocol_is_answered_in_this_one() -> None:
+    async def scenario(call: Callable[[], Awaitable[Caller]]) -> None:
+        offer = b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMA\r\n"
+        framings = (
+            (b"GET", b"", [], b""),
+            (b"POST", b"content-length: 5\r\n", [b"he", b"llo"], b"hello"),
+            (b"POST", b"transfer-encoding: chunked\r\n", [b"5\r\nhello\r\n0\r\n\r\n"], b"hello"),
+        )
+        caller = await call()
+        for method, framing, pieces, body in framings:
+            head = method + b" /echo HTTP/1.1\r\nhost: x\r\n" + offer + framing + b"\r\n"
+            for whole in (True, False):
+                for piece in [b"".join([head, *pieces])] if whole else [head, *pieces]:
+                    caller.send(piece)
+                    await asyncio.sleep(0.02)
+                answer = await caller.reader.readuntil(b"\r\n\r\n")
+                assert answer.startswith(b"HTTP/1.1 200")
+                assert await caller.reader.readexactly(len(body)) == body
+        caller.send(REQUEST + REQUEST)
+        for _ in range(2):
+            assert (await caller.answer()).startswith(b"HTTP/1.1 200")
 
     serve(scenario)
