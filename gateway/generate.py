@@ -40,12 +40,13 @@ def prepare_for(
 def find_model(
     model_id: str, principal: Principal, models: Mapping[str, ServedModel]
 ) -> ServedModel:
-    """The model of that id; `auto` is the preferred one.
+    """The model of that id; `auto` is the first that the key may use, the preferred one if it may.
 
     One answer for a model that does not exist and for one that the key may not use.
     """
-    model = next(iter(models.values())) if model_id == AUTO else models.get(model_id)
-    if model is None or not principal.key.allows_model(model.id):
+    asked = models.values() if model_id == AUTO else filter(None, [models.get(model_id)])
+    model = next((one for one in asked if principal.key.allows_model(one.id)), None)
+    if model is None:
         raise ApiError(
             Reason.MODEL_NOT_FOUND,
             f"The model {model_id[:256]!r} does not exist or is not yours to use.",

@@ -24,6 +24,7 @@ from gateway.state import ServedModel
 from gateway.wire import json_object
 from telemetry.clock import Clock
 from tenants.calls import LEASE_MS, CallName, Calls, CallState, Found
+from tenants.choices import AUTO
 from tenants.connection import StoreUnavailable
 from tenants.model import Principal
 
@@ -53,13 +54,17 @@ def read_payload(
 ) -> Payload:
     """What is asked, whatever the order of its members. Takes time by the size of the body.
 
+    What `auto` means to a key that may not use the preferred model is another thing to ask.
     Raises ApiError, also for a model that is not the caller's: the answer may be another key's.
     """
     payload = json_object(body)
     named = payload.get("model")
     model = find_model(named, principal, models) if isinstance(named, str) else None
+    asked: list[object] = [path, payload]
+    if model is not None and named == AUTO and model is not next(iter(models.values())):
+        asked.append(model.id)
     try:
-        whole = orjson.dumps([path, payload], option=orjson.OPT_SORT_KEYS)
+        whole = orjson.dumps(asked, option=orjson.OPT_SORT_KEYS)
     except orjson.JSONEncodeError:  # it writes no such depth as it reads
         raise ApiError(
             Reason.INVALID_JSON, "The body is nested too deeply for an idempotency key."

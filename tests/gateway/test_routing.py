@@ -6,7 +6,7 @@ import pytest
 from anthropic import Anthropic, DefaultHttpxClient
 from anthropic import RateLimitError as AnthropicRateLimitError
 from openai import DefaultHttpxClient as OpenAIHttpxClient
-from openai import OpenAI, RateLimitError
+from openai import OpenAI, RateLimitError, UnprocessableEntityError
 
 from engine.host.engine import HostConfig
 from gateway.state import EdgeLimits
@@ -173,6 +173,17 @@ def test_the_stock_anthropic_client_does_not_retry_what_cannot_be_in_time(routin
     assert len(tried) == 1
     assert refusal.value.body["error"]["code"] == "deadline_infeasible"
     assert refusal.value.body["error"]["predicted_finish_ms"] > 100
+
+
+def test_auto_means_the_first_model_that_the_key_may_use(routing):
+    issued = routing.on_loop(lambda store: store.create_key("strict", models=[SMALL]))
+    routing.keys["small"] = issued.raw
+    assert [model.id for model in client(routing, "small").models.list()] == [SMALL]
+    assert ask(routing, "small", None, "auto") == (SMALL, SHORT)
+    keyed = {"idempotency-key": "auto"}
+    assert ask(routing, "strict", None, "auto", **keyed) == (MODEL, LONG)
+    with pytest.raises(UnprocessableEntityError):  # that answer is not this key's to read
+        ask(routing, "small", None, "auto", **keyed)
 
 
 def test_auto_means_the_preferred_model_or_its_fallback(routing):
