@@ -18,9 +18,15 @@ async def read_body(
 ) -> bytes:
     """The whole body, of at most `limit` bytes that arrive within `seconds`.
 
-    Raises ApiError: 413 when it is larger, 408 when it is slower, and DISCONNECTED when the caller
-    hangs up before its end.
+    Raises ApiError: 400 when it is compressed, 413 when it is larger, 408 when it is slower, and
+    DISCONNECTED when the caller hangs up before its end.
     """
+    if headers.get("content-encoding", "identity").strip().lower() not in {"identity", ""}:
+        raise ApiError(
+            Reason.INVALID_HEADER,
+            "content-encoding must be left out: bodies are read as they come, not decompressed.",
+            param="content-encoding",
+        )
     if _declared(headers) > limit:
         if "expect" not in headers:  # otherwise the caller waits for leave to send it
             await _discard(receive)

@@ -20,6 +20,7 @@ _TENANTS = _KEYED | {Reason.SCOPE}
 _BODY = frozenset(
     {
         Reason.INVALID_JSON,
+        Reason.INVALID_HEADER,
         Reason.INVALID_VALUE,
         Reason.UNKNOWN_PARAMETER,
         Reason.BODY_TIMEOUT,

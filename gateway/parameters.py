@@ -121,6 +121,7 @@ _HEADERS = """
   for `x-task-id`, `x-run-id` and `x-attempt-id` where these are not sent. What is malformed in it
   is ignored, since a hop that knows nothing of this server may have written it: the call then
   belongs to no such task, and the answer says so in `x-watermaster-ignored-baggage`.
+- `content-encoding`: leave it out; a body that is compressed is refused.
 
 Stock clients send the same headers again when they retry. With `x-task-id`, the first
 `x-timeout-ms` of a task fixes when the task ends: later calls under it can end earlier, not later.

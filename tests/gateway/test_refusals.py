@@ -1,5 +1,6 @@
 """What is not served: the right status and body, quickly, and at nobody's expense."""
 
+import gzip
 import json
 import logging
 import time
@@ -207,6 +208,16 @@ def test_large_bodies_are_413_whether_declared_or_not(server):
         assert error(response, 413)["code"] == "body_too_large"
         assert response.headers["connection"] == "close"
         assert error(client.post(PATHS[0], content=b" " * 1000), 400)["code"] == "invalid_json"
+
+
+def test_a_compressed_body_is_told_to_come_as_it_is(server):
+    with server.client() as client:
+        packed = gzip.compress(json.dumps(BODY).encode())
+        for coding in ("gzip", "GZIP, identity"):
+            response = client.post(PATHS[0], content=packed, headers={"content-encoding": coding})
+            assert error(response, 400)["param"] == "content-encoding"
+        plain = client.post(PATHS[0], json=BODY, headers={"content-encoding": "identity"})
+        assert plain.status_code == 200
 
 
 def test_a_body_that_comes_too_slowly_is_408(server):
