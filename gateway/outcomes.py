@@ -14,26 +14,11 @@ FINISH_REASONS = {
     Cause.PARTIAL: "length",
 }
 
-# Refused at the door: the engine has done nothing that could be counted.
-NEVER_QUEUED = frozenset(
-    {
-        Cause.QUEUE_FULL,
-        Cause.SATURATED,
-        Cause.DRAINING,
-        Cause.TOO_LARGE,
-        Cause.BAD_TOKEN,
-        Cause.DUPLICATE,
-        Cause.TASK_CANCELLED,
-        Cause.RACE_OVER,
-        Cause.DEADLINE_INFEASIBLE,
-    }
-)
-
 
 def from_finished(finished: Finished, usage: Mapping[str, object]) -> ApiError:
     """The error for an engine's outcome that is not a completion."""
     row = TABLE[finished.cause]
-    counted = {} if finished.cause in NEVER_QUEUED else {"usage": dict(usage)}
+    counted = {} if finished.refused else {"usage": dict(usage)}
     # Why an engine failed is the operator's affair: it is an exception's text, and in the log.
     told = finished.detail and finished.cause is not Cause.ENGINE_FAILED
     message = f"{row.message} ({finished.detail})" if told else row.message

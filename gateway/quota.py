@@ -9,7 +9,6 @@ from engine.host.generation import Generation
 from gateway.dialect import Dialect
 from gateway.errors import ApiError, Reason
 from gateway.limit_headers import RawHeaders, Standing
-from gateway.outcomes import NEVER_QUEUED
 from telemetry.clock import Clock
 from telemetry.measures import Counter, Gauge, text_of
 from tenants.book import MILLISECOND, Reservation, Shortage
@@ -128,7 +127,7 @@ class Ticket:
     """What one call holds of its tenant's limits. A context manager around all of the call.
 
     What is used is what the engine says of the sequences that `follow` was told of, even when the
-    call is long over; a call that was never queued uses nothing.
+    call is long over; a call that was refused uses nothing.
     """
 
     def __init__(self, quota: Quota, leases: Leases, tenant: Tenant, held: Reservation) -> None:
@@ -172,7 +171,7 @@ class Ticket:
 
     def _count(self, ends: list[Finished], price: Price) -> None:
         self._following -= 1
-        if ends[0].cause not in NEVER_QUEUED:
+        if not ends[0].refused:
             for measure, amount in _used(ends, price).items():
                 self._used[measure] = self._used.get(measure, 0) + amount
         self._settle_if_over()

@@ -176,6 +176,7 @@ def _refuse(state: KernelState, submit: Submit, refusal: Refusal, now: int) -> N
         retry_after=retry_after,
         promised=promised,
         forecast=refusal.forecast,
+        refused=True,
     )
     for number in submit.sequences:
         state.emit(

@@ -11,6 +11,8 @@ from telemetry.events import Cause
 class Finished:
     """The end of a sequence. `retry_after` (nanoseconds) is set on transient refusals.
 
+    `refused`: it was turned away at the door, and nothing was done that could be counted.
+
     Of the prompt, `processed_tokens` were computed or found in the cache, by any choice of the
     request, and `cached_tokens` were found; `output_tokens` are those that the caller pays for.
     `promised`: a place is held for `retry_after`. `forecast` is what was predicted for a request
@@ -26,6 +28,7 @@ class Finished:
     promised: bool = False
     forecast: Forecast | None = None
     processed_tokens: int = 0
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

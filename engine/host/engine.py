@@ -210,7 +210,8 @@ class Engine:
             cause, detail = Cause.SATURATED, "too many requests wait to be queued"
         else:
             return None
-        return Finished(cause, len(request.prompt), 0, 0, detail, retry_after=NANOSECONDS)
+        prompt = len(request.prompt)
+        return Finished(cause, prompt, 0, 0, detail, retry_after=NANOSECONDS, refused=True)
 
     async def _until(self, *states: EngineState) -> None:
         while self._state not in states:

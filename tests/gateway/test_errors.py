@@ -152,7 +152,9 @@ def test_anthropics_callers_get_its_statuses_and_types_and_the_same_headers(reas
 
 
 def test_a_refusal_of_the_engine_keeps_cause_detail_and_estimate():
-    finished = Finished(Cause.QUEUE_FULL, 10, 0, 0, detail="cap 4", retry_after=3 * SECOND)
+    finished = Finished(
+        Cause.QUEUE_FULL, 10, 0, 0, detail="cap 4", retry_after=3 * SECOND, refused=True
+    )
     error = from_finished(finished, {"total_tokens": 10})
     assert error.row.status == 429
     assert error.message.endswith("(cap 4)")

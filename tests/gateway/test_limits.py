@@ -194,6 +194,20 @@ def test_a_call_that_is_refused_for_itself_uses_nothing(server, body, status):
     assert left == {"requests_per_minute": 60, "concurrency": 1, "tokens_per_day": 1000}
 
 
+def test_a_call_that_comes_to_the_engine_after_its_deadline_uses_nothing(server):
+    name = tenant(server, requests_per_minute=2)
+    with ThreadPoolExecutor() as pool, server.client(name, x_timeout_ms="50") as client:
+        server.say("on and on ", endless=True, step_seconds=0.005)
+        with server.occupied(1), server.model.held():
+            eventually(lambda: server.model.stuck)  # the engine looks at nothing until its end
+            body = {"model": MODEL, "messages": HELLO}
+            late = pool.submit(client.post, "/v1/chat/completions", json=body)
+            time.sleep(0.2)
+        assert late.result().status_code == 504
+    server.say("So be it.")
+    assert standing(server, name)["requests_per_minute"] == 2
+
+
 def test_the_prompt_of_several_choices_counts_once(server):
     name = tenant(server, input_tokens_per_minute=100_000, tokens_per_day=1000)
     usage = ok(ask(server, name, n=3, max_tokens=5)).json()["usage"]
