@@ -276,6 +276,7 @@ class Store:
     async def rotate_key(self, public_id: str, overlap: int = 0) -> IssuedKey:
         """Issue a key with the same rights and end; the old one lives `overlap` seconds more.
 
+        Rotated again while it does, it passes on the end that it had before.
         Raises NotFound, KeyNotActive, InvalidRecord.
         """
         if not 0 <= overlap <= _REMEMBERED:
@@ -290,7 +291,14 @@ class Store:
             [public_id, new_id, digest, str(overlap), str(_REMEMBERED), *noted],
         )
         check_answer(answer, old)
-        key = replace(old, public_id=new_id, digest=digest, created=created_of(answer))
+        created, _, ends = answer.partition(" ")
+        key = replace(
+            old,
+            public_id=new_id,
+            digest=digest,
+            created=created_of(created),
+            expires=int(ends) if ends else None,
+        )
         return IssuedKey(raw, key)
 
     async def follow(self, on_change: Callable[[Change], None]) -> None:

@@ -217,6 +217,32 @@ async def test_rotation_never_prolongs_a_key(store: Store) -> None:
     assert (await store.get_key(old.public_id)).expires == end
 
 
+@pytest.mark.parametrize("lives", [None, 1000])
+async def test_a_key_rotated_again_passes_on_its_own_end(store: Store, lives: int | None) -> None:
+    await store.create_tenant(Tenant("gold"))
+    end = lives and int(time.time()) + lives
+    old = (await store.create_key("gold", models=["m"], expires=end)).key
+    ends = []
+    for overlap in (60, 30):  # whoever mislaid the first new key takes another
+        new = (await store.rotate_key(old.public_id, overlap)).key
+        assert (new.expires, new.models) == (end, {"m"})
+        assert await store.get_key(new.public_id) == new
+        ends.append((await store.get_key(old.public_id)).expires)
+    assert ends[1] < ends[0]
+    third = (await store.rotate_key(new.public_id, overlap=60)).key
+    assert third.expires == end
+    assert set((await store.list_keys("gold")).found) >= {new.public_id, third.public_id}
+
+
+async def test_rotation_after_the_end_was_set_anew_passes_that_on(store: Store) -> None:
+    await store.create_tenant(Tenant("gold"))
+    old = (await store.create_key("gold")).key
+    await store.rotate_key(old.public_id, overlap=60)
+    end = int(time.time()) + 500
+    await store.update_key(old.public_id, expires=end)
+    assert (await store.rotate_key(old.public_id, overlap=60)).key.expires == end
+
+
 async def test_rotation_without_overlap_ends_the_old_key(store: Store) -> None:
     await store.create_tenant(Tenant("gold"))
     old = (await store.create_key("gold")).key
