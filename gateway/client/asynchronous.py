@@ -110,7 +110,7 @@ class AsyncClient:
     async def backpressure(self) -> Answer:
         """How the tenant stands with each model: `docs/backpressure.md` says what is in it."""
         with scope() as own:
-            return dict((await self._exchange("GET", BACKPRESSURE, None, own)).json())
+            return _object(await self._exchange("GET", BACKPRESSURE, None, own))
 
     async def cancel(self, task: str, run: str | None = None, attempt: str | None = None) -> None:
         """Stop all work under a task, one of its runs, or one attempt of a run, for good."""
@@ -139,7 +139,7 @@ class AsyncClient:
             raise ValueError("this answers in one piece; call stream() for a stream")
         with scope(within=within) as own:
             response = await self._generate(path, body, own)
-        return dict(response.json())
+        return _object(response)
 
     async def _generate(self, path: str, body: Mapping[str, Any], own: Scope) -> httpx.Response:
         """Under a key of its own, so that it is computed once however often it is sent."""
@@ -180,9 +180,18 @@ class AsyncClient:
                 await response.aread()
             finally:
                 await response.aclose()
-        except httpx.TransportError as problem:
+            if response.is_success:
+                _object(response)
+                return response
+        except (httpx.RequestError, ValueError) as problem:
             raise UnreachableError(problem) from problem
-        if not response.is_success:
-            error = error_object(response.content)
-            raise RefusedError(response.status_code, response.headers, error)
-        return response
+        error = error_object(response.content)
+        raise RefusedError(response.status_code, response.headers, error)
+
+
+def _object(response: httpx.Response) -> Answer:
+    """What was answered. Raises ValueError if something in between answered, in its own form."""
+    value = response.json()
+    if not isinstance(value, dict):
+        raise ValueError("the answer is no JSON object")  # noqa: TRY004  # as if it were no JSON
+    return value

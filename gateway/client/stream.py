@@ -55,7 +55,7 @@ class Stream:
                     if "error" in chunk:
                         raise BrokenStreamError(chunk["error"])
                     yield chunk
-        except httpx.TransportError as problem:
+        except (httpx.RequestError, ValueError) as problem:  # or what is no JSON, from in between
             raise BrokenStreamError(
                 {"message": f"{type(problem).__name__}: {problem}"}
             ) from problem
