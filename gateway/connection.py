@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from starlette.types import Scope
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 _KEY = "watermaster.connection"
 
@@ -19,6 +19,7 @@ class WatchedProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._lost = False
         self._on_gone: Callable[[], None] | None = None
+        self._answered: RequestResponseCycle | None = None
 
     def watch(self, on_gone: Callable[[], None]) -> None:
         """Call `on_gone` when the caller hangs up, at once if that has happened."""
@@ -41,7 +42,14 @@ class WatchedProtocol(HttpToolsProtocol):
         extensions: dict[str, object] = {_KEY: self}
         self.scope["extensions"] = extensions  # type: ignore[typeddict-item]
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
+
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._answered is not None:  # uvicorn tells the last request that came on it alone
+            self._answered.disconnected = True
+            self._answered.message_event.set()
         super().connection_lost(exc)
         self._lost = True
         if self._on_gone is not None:

@@ -238,6 +238,15 @@ def test_garbage_beside_an_answer_never_becomes_a_part_of_it() -> None:
     serve(scenario)
 
 
+def test_who_hangs_up_with_more_requests_sent_ends_the_one_that_is_answered() -> None:
+    async def scenario(call: Callable[[], Awaitable[Caller]]) -> None:
+        caller = await call()
+        caller.send(b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\n" + REQUEST)
+        await asyncio.sleep(0.05)  # the server ends once its handlers have
+
+    serve(scenario)
+
+
 def test_who_offers_another_protocol_is_answered_in_this_one() -> None:
     async def scenario(call: Callable[[], Awaitable[Caller]]) -> None:
         offer = b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMA\r\n"
