@@ -48,16 +48,20 @@ def test_what_has_no_such_blocks_is_left_to_others():
     assert read_blocks("Q8_0", torch.tensor(raw)) is None
 
 
-def test_a_block_holds_scales_offsets_and_the_words_of_eight_outputs():
-    blocks = read_blocks("Q4_1", torch.tensor(random_blocks(Kind.Q4_1, 9, 64)))
+@pytest.mark.parametrize("kind", [Kind.Q4_1, Kind.Q8_0])
+def test_a_block_of_eight_outputs_has_pairs_of_inputs_in_the_halves_of_words(kind):
+    blocks = read_blocks(kind.name, torch.tensor(random_blocks(kind, 9, 64)))
+    bits, places = blocks.bits, 32 // blocks.bits
     packed = pack_blocks(blocks, lanes=8, inputs=1)
-    assert packed.shape == (4, 2, 16 + 16 + 4 * 32)  # nine outputs, padded to 32
+    assert packed.shape == (4, 2, 16 + 16 + bits * 32)  # nine outputs, padded to 32
     block = packed[1, 1].numpy()  # output 8 is alone in its panel; its second block
     assert block[:2].view(np.float16)[0] == blocks.scale[8, 1]
     assert block[16:18].view(np.float16)[0] == blocks.offset[8, 1]
-    words = block[32:].view(np.uint32).reshape(4, 8)
-    found = [int(words[i // 8, 0]) >> 4 * (i % 8) & 15 for i in range(32)]
-    assert found == blocks.numbers[8, 32:].tolist()
+    words = block[32:].view(np.uint32).reshape(bits, 8)
+    found = [
+        int(words[i // places, 0]) >> 16 * (i % 2) + bits * (i % places // 2) for i in range(32)
+    ]
+    assert [number % 2**bits for number in found] == blocks.numbers[8, 32:].tolist()
     assert not words[:, 1:].any()
 
 
@@ -151,6 +155,28 @@ def test_weights_of_a_folder_are_those_of_the_file_beside_it(folder):
 def test_logits_are_nearer_to_the_file_than_those_of_bf16_weights(folder):
     found, of_bf16 = errors(folder / ORIGIN)
     assert found < min(0.004, of_bf16 / 2)
+
+
+def with_norm(path, weight):
+    """A file of four bits whose first MLP takes its third input times `weight`."""
+    tensors = quantised(SMALL, {"": Kind.Q4_1})
+    tensors["blk.0.ffn_norm.weight"][2] = weight
+    write_gguf(path, tensors, config=SMALL)
+    return path
+
+
+@needs_step
+@pytest.mark.skipif(PAIRS, reason="inputs become bfloat16 here")
+def test_inputs_beside_one_far_larger_are_as_exact_as_in_bf16(tmp_path):
+    found, of_bf16 = errors(with_norm(tmp_path / "m.gguf", 1000.0))
+    assert found < of_bf16
+
+
+@needs_step
+@pytest.mark.parametrize("weight", [np.inf, np.nan])
+def test_no_logit_is_made_of_an_input_that_is_no_number(weight, tmp_path):
+    source = GgufSource(with_norm(tmp_path / "m.gguf", weight))
+    assert logits(build_native(source.config, source, STEP), 2).isnan().all()
 
 
 class Panels(GgufSource):

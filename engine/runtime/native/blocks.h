@@ -1,27 +1,13 @@
-// Matrix products with weights that are kept in blocks.
+// Matrix products with weights that are kept in blocks, by bfloat16 dot products.
 //
-// A weight is scale * bits + offset in float32, or the bfloat16 next to that where these are
-// multiplied, whatever the number of rows, so that what a row's products are does not depend on the
-// rows beside it.
+// A weight is the bfloat16 next to scale * bits + offset, whatever the number of rows, so that what a
+// row's products are does not depend on the rows beside it.
 #pragma once
 
-#include "unpacking.h"
-#ifdef DOTS
 #include "unpacked_dots.h"
-#else
-#include "unpacked_floats.h"
-#endif
+#include "unpacking.h"
 
 namespace {
-
-// Asks for all lines of what lies `at`.
-template <typename T>
-inline void fetch(const T *at) {
-  const char *bytes = reinterpret_cast<const char *>(at);
-  for (Index line = 0; line < static_cast<Index>(sizeof(T)); line += 64) {
-    __builtin_prefetch(bytes + line, 0, 2);
-  }
-}
 
 // finish(m, low, high) with the products of row m with two panels of `blocks` blocks each, which are
 // unpacked in registers. Meanwhile fetches as many from `next`.
@@ -35,11 +21,11 @@ inline void dot_blocks(const Number *x, Index stride, const Block<BITS> *panels,
     Unpacked<BITS> first(panels[b]), second(panels[blocks + b]);
     fetch(next + b);
     fetch(next + blocks + b);
-    for (Index group = 0; group < Block<BITS>::GROUPS; ++group) {
+    for (Index group = 0; group < GROUPS<BITS>; ++group) {
       first.take(group);
       second.take(group);
 #pragma GCC unroll 8
-      for (int place = 0; place < Block<BITS>::PLACES; ++place, x += INPUTS) {
+      for (int place = 0; place < Block<BITS>::PLACES; ++place, x += 2) {
         const Weights one = first.at(place), other = second.at(place);
 #pragma GCC unroll 8
         for (int m = 0; m < ROWS; ++m) {
@@ -70,15 +56,18 @@ inline void unpack(const Block<BITS> *panels, Index blocks, const Block<BITS> *n
   for (Index b = 0; b < 2 * blocks; ++b) {
     Unpacked<BITS> block(panels[b]);
     fetch(next + b);
-    for (Index group = 0; group < Block<BITS>::GROUPS; ++group) {
+    for (Index group = 0; group < GROUPS<BITS>; ++group) {
       block.take(group);
 #pragma GCC unroll 8
-      for (int place = 0; place < Block<BITS>::PLACES; ++place, to += LANES * INPUTS) {
+      for (int place = 0; place < Block<BITS>::PLACES; ++place, to += 2 * LANES) {
         put(to, block.at(place));
       }
     }
   }
 }
+
+// Products need no room.
+inline Index product_room(Index, Index) { return 0; }
 
 // As `product_of_panels`.
 template <int BITS, typename Finish>

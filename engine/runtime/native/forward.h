@@ -85,7 +85,14 @@ class Forward {
     });
   }
 
-  static Index phases(const Model &model) { return 8 * model.layers + 3; }
+  // The most there can be: a product has up to two.
+  static Index phases(const Model &model) { return 12 * model.layers + 4; }
+
+  // Bytes that products need.
+  static Index room(const Model &model, const Step &step) {
+    const Index widest = std::max({model.hidden, model.heads * model.dim, model.intermediate});
+    return product_room(step.tokens, widest);
+  }
 
   // Called by every thread.
   void run(Member &me) const {
@@ -183,8 +190,10 @@ class Forward {
 };
 
 inline void forward(const Model &model, const Step &step) {
+  static thread_local std::vector<Line> room;
+  room.resize(std::max<std::size_t>(room.size(), Forward::room(model, step) / sizeof(Line) + 1));
   const Forward work(model, step);
-  Team team(Forward::phases(model));
+  Team team(Forward::phases(model), room.data());
 #pragma omp parallel
   {
     Member me(team, omp_get_num_threads());

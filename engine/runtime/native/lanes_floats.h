@@ -10,14 +10,13 @@ namespace {
 
 using Number = float;
 using Lanes = __m256;
-using Panel = float;     // what keys, values and weights in blocks become
+using Panel = float;     // what keys and values become, and weights for many rows
 using Weights = __m256;  // of LANES outputs for one of a pair of inputs
 using Inputs = __m256;   // that input, for all outputs
 
 constexpr Index LANES = 8;
 constexpr int HALVES = 2;             // of a pair, each multiplied on its own
 constexpr Index MOST_ROWS = 6;        // rows whose sums are kept in registers: 12 of 16
-constexpr Index FEW_ROWS = 3;         // rows that are multiplied while weights are unpacked
 constexpr Index ROWS_TOGETHER = 192;  // rows of one item, for which weights become float32 once
 
 inline Weights weights_at(const bf16 *at, int half) {

@@ -85,7 +85,7 @@ class WholeStep:
 
     @property
     def inputs(self) -> int:
-        """How many of an output are multiplied at once: pairs of bfloat16."""
+        """How many of an output lie side by side where weights are in blocks (`pack_blocks`)."""
         return 2 if self.activations == torch.bfloat16 else 1
 
 

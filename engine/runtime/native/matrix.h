@@ -1,7 +1,13 @@
 // Matrix products with weights of any kind.
 #pragma once
 
+#ifdef DOTS
 #include "blocks.h"
+#else
+#include "rounded_blocks.h"
+#include "unpacked_floats.h"
+#include "unpacking.h"
+#endif
 
 namespace {
 
@@ -40,10 +46,19 @@ void product(Member &me, const Number *x, Index rows, Index size, const Matrix &
   product_of_panels(me, x, rows, size, weight.panels(), columns, finish);
 }
 
+// scale * bits + offset, as exact as what is multiplied.
 template <int BITS>
 inline void block_row(const Matrix &of, Index id, Index size, float *to) {
   const Block<BITS> *panel = of.blocks<BITS>() + id / LANES * (size / BLOCK);
-  for (Index i = 0; i < size; ++i) to[i] = weight_at(panel[i / BLOCK], id % LANES, i % BLOCK);
+  for (Index i = 0; i < size; ++i) {
+    const Block<BITS> &block = panel[i / BLOCK];
+    const BlockPlace at = block_place<BITS>(id % LANES, i % BLOCK);
+    const uint32_t bits = block.words[at.word][at.lane] >> at.shift & ((1u << BITS) - 1);
+    Panel weight;
+    store(&weight, std::fma(static_cast<float>(bits), _cvtsh_ss(block.scale[at.shared]),
+                            _cvtsh_ss(block.offset[at.shared])));
+    to[i] = load(weight);
+  }
 }
 
 // The weights [size] of one output.

@@ -52,15 +52,17 @@ def alternate(stacked: Tensor, lanes: int) -> Tensor:
 def pack_blocks(blocks: Blocks, lanes: int, inputs: int) -> Tensor:
     """The same of blocks, as block.h has them: uint8 [panels, in / 32, bytes of a block].
 
-    `inputs` of each output are multiplied at once.
+    A pair of `inputs` of an output lies side by side, or if that is 1 in the halves of a word.
     """
     bits, count = blocks.bits, blocks.shape[1] // BLOCK
     padding = -blocks.shape[0] % MULTIPLE
     numbers, scale, offset = (functional.pad(part, (0, 0, 0, padding)) for part in blocks.parts())
     outputs = (-1, inputs, lanes // inputs)  # of panels, in as many parts
     words = numbers.view(*outputs, count, bits // inputs, 32 // bits, inputs).int()
-    places = torch.arange(0, 32, bits, dtype=torch.int32)[:, None]
-    packed = (words << places).sum(-2, dtype=torch.int32).permute(0, 3, 4, 1, 2, 5)
+    places = torch.arange(0, 32, bits, dtype=torch.int32)
+    if inputs == 1:
+        places = places.view(2, -1).T.reshape(-1)
+    packed = (words << places[:, None]).sum(-2, dtype=torch.int32).permute(0, 3, 4, 1, 2, 5)
     shared = [part.view(*outputs, count).permute(0, 3, 2, 1) for part in (scale, offset)]
     fields = [part.flatten(2).contiguous().view(torch.uint8) for part in (*shared, packed)]
     return torch.cat(fields, dim=-1)

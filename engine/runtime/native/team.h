@@ -20,7 +20,10 @@ inline void pause() {
 
 class Team {
  public:
-  explicit Team(Index phases) : next_(new Counter[phases]) {}
+  // `room` is for what members tell each other between phases.
+  Team(Index phases, void *room) : next_(new Counter[phases]), room_(room) {}
+
+  void *room() const { return room_; }
 
   Index take(Index phase) { return next_[phase].value.fetch_add(1, std::memory_order_relaxed); }
 
@@ -47,6 +50,7 @@ class Team {
   };
 
   const std::unique_ptr<Counter[]> next_;
+  void *const room_;
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<Index> round_{0};
 };
@@ -58,6 +62,11 @@ class Member {
   Member(Team &team, int threads) : team_(team), threads_(threads) {}
 
   int threads() const { return threads_; }
+
+  template <typename T>
+  T *room() const {
+    return static_cast<T *>(team_.room());
+  }
 
   // Every thread calls this for the same phases in the same order. `work(item, next)` is told what
   // this thread will do next, so that it can be fetched meanwhile; `next` may be beyond the last.

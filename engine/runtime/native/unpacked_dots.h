@@ -1,9 +1,23 @@
 // Weights on their way from few bits to pairs of bfloat16, by AVX-512.
+//
+// Two words hold what as many multiply_adds in a row take as a word has places. Word h has the pairs of
+// inputs side by side for each output of the h-th half of the panel, the order in which one
+// instruction makes two vectors bfloat16; scales and offsets of the halves take turns.
 #pragma once
 
 #include "block.h"
 
 namespace {
+
+template <int BITS>
+constexpr Index GROUPS = BITS / 2;  // of words
+
+template <int BITS>
+inline BlockPlace block_place(Index output, Index i) {
+  constexpr Index PLACES = Block<BITS>::PLACES, HALF = LANES / 2;
+  const Index half = output / HALF, lane = output % HALF * 2, pair = i / 2;
+  return {pair / PLACES * 2 + half, lane + i % 2, pair % PLACES * BITS, lane + half};
+}
 
 // The numbers that the lowest BITS bits of each lane are.
 template <int BITS>
