@@ -164,9 +164,10 @@ def rows(result: EngineSpeed) -> list[tuple[str, ...]]:
 def summary(result: EngineSpeed) -> list[str]:
     """The machine, the mixed run and memory, a line each."""
     rates = [one.rate for one in result.mixed]
+    limits = result.machine
     return [
-        f"matrix products: {result.machine.flops / 1e9:,.0f} GFLOP/s at best",
-        f"memory copied: {result.machine.bandwidth / 1e9:.1f} GB/s at best, read and written",
+        f"matrix products of {limits.numbers}: {limits.flops / 1e9:,.0f} GFLOP/s at best",
+        f"memory copied: {limits.bandwidth / 1e9:.1f} GB/s at best, read and written",
         f"mixed run: {median(rates):,.0f} output tokens/s ({between(rates)})",
         f"peak memory of the process: {result.peak_rss / (1 << 30):.2f} GiB",
     ]

@@ -20,12 +20,13 @@ TRIES = 9  # the best counts: a limit is what the machine can do, not what it us
 class Machine:
     """Operations a second of a large matrix product, and bytes a second read and written by a
 
-    copy, with the threads of the engine. The product is in the model's number format, or in float32
-    where the processor has no instructions for that.
+    copy, with the threads of the engine. The product is of `numbers`: the model's, or float32
+    where the processor has no instructions for these.
     """
 
     flops: float
     bandwidth: float
+    numbers: str
 
 
 def measure(dtype: torch.dtype) -> Machine:
@@ -37,7 +38,8 @@ def measure(dtype: torch.dtype) -> Machine:
     with torch.inference_mode():
         product = _best(lambda: matrix(rows))
         copy = _best(lambda: target.copy_(source))
-    return Machine(2 * SIDE**3 / product, 2 * BUFFER / copy)
+    numbers = str(multiplied).removeprefix("torch.")
+    return Machine(2 * SIDE**3 / product, 2 * BUFFER / copy, numbers)
 
 
 def _best(work: Callable[[], object]) -> float:

@@ -204,9 +204,10 @@ def engine(
     The engine runs in this process, without HTTP: prompts of 128 to 1,024 tokens, decode batches
     of 1 to 64 with contexts of 256 tokens, and 32 requests at once with 32 to 256 prompt and 16 to
     128 output tokens. At best is all arithmetic at the machine's matrix rate or all memory read
-    once at its copy bandwidth, whichever takes longer. Then a prompt of 4,096 tokens among 16
-    running answers with a target of 50 ms a token, and prompts of which 2,000 tokens are cached.
-    Stop other work first.
+    once at its copy bandwidth, whichever takes longer; weights of few bits are multiplied as
+    integers with AVX2, which can take less than float32 at best. Then a prompt of 4,096 tokens
+    among 16 running answers with a target of 50 ms a token, and prompts of which 2,000 tokens are
+    cached. Stop other work first.
     """
     from loadgen import engine_bench
 

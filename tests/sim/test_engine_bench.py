@@ -29,11 +29,11 @@ def test_the_least_time_of_a_step_is_its_arithmetic_or_its_memory():
     )
     layer = 8 * (2 * 8 + 2 * 4) + 3 * 8 * 16
     sizes = (2 * layer, 90)  # bytes of weights: of the layers with one each
-    memory = Roofline(Machine(flops=1e30, bandwidth=1e9), config, sizes, 2)
+    memory = Roofline(Machine(1e30, 1e9, "float32"), config, sizes, 2)
     decode = StepShape(0, 0, 3, 50)
     assert memory.seconds(decode) == pytest.approx(1e-9 * (2 * layer + 90 + 2 * 2 * 2 * 4 * 50))
     assert memory.seconds(StepShape(5, 15)) == pytest.approx(1e-9 * 2 * layer)
-    arithmetic = Roofline(Machine(flops=1e9, bandwidth=1e30), config, sizes, 2)
+    arithmetic = Roofline(Machine(1e9, 1e30, "float32"), config, sizes, 2)
     flops = 2 * (2 * layer * 3 + 80 * 3) + 4 * 2 * 8 * 50
     assert arithmetic.seconds(decode) == pytest.approx(1e-9 * flops)
     assert arithmetic.seconds(StepShape(5, 15)) == pytest.approx(
@@ -44,7 +44,8 @@ def test_the_least_time_of_a_step_is_its_arithmetic_or_its_memory():
 def test_shares_are_of_the_limit_and_only_the_host_of_batch_32_is_judged():
     pace = Pace("decode, batch 32", 32, (0.02, 0.03, 0.04), 0.015, (0.001, 0.004, 0.002))
     assert pace.share == pytest.approx(50.0)
-    speed = EngineSpeed(Machine(1e12, 4e10), [pace], [Mixed(500.0, 70.0), Mixed(480.0, 60.0)], 1)
+    runs = [Mixed(500.0, 70.0), Mixed(480.0, 60.0)]
+    speed = EngineSpeed(Machine(1e12, 4e10, "bfloat16"), [pace], runs, 1)
     mixed, host = findings(speed)
     assert (mixed.value, mixed.kept) == (65.0, True)
     assert (host.value, host.kept) == (2.0, False)
