@@ -66,8 +66,8 @@ inline void unpack(const Block<BITS> *panels, Index blocks, const Block<BITS> *n
   }
 }
 
-// Products need no room.
-inline Index product_room(Index, Index) { return 0; }
+// Rows are multiplied as they are.
+inline Index room_of_blocks(Index, Index) { return 0; }
 
 // As `product_of_panels`.
 template <int BITS, typename Finish>

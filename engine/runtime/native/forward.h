@@ -88,10 +88,17 @@ class Forward {
   // The most there can be: a product has up to two.
   static Index phases(const Model &model) { return 12 * model.layers + 4; }
 
-  // Bytes that products need.
+  // Bytes of the team's room that its products take.
   static Index room(const Model &model, const Step &step) {
-    const Index widest = std::max({model.hidden, model.heads * model.dim, model.intermediate});
-    return product_room(step.tokens, widest);
+    Index most = product_room(model.head, step.wanted, model.hidden);
+    for (Index index = 0; index < model.layers; ++index) {
+      const Layer &of = model.layer[index];
+      most = std::max({most, product_room(of.qkv, step.tokens, model.hidden),
+                       product_room(of.output, step.tokens, model.heads * model.dim),
+                       product_room(of.gate_up, step.tokens, model.hidden),
+                       product_room(of.down, step.tokens, model.intermediate)});
+    }
+    return most;
   }
 
   // Called by every thread.

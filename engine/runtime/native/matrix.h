@@ -23,6 +23,11 @@ struct Matrix {
   }
 };
 
+// Bytes of a team's room that the product with so many rows of `size` inputs takes.
+inline Index product_room(const Matrix &weight, Index rows, Index size) {
+  return weight.bits == 16 ? 0 : room_of_blocks(rows, size);
+}
+
 // finish(row, column, low, high) with the products of each of `rows` rows of `x` [rows, size] with
 // each COLUMNS of the `columns` outputs of `weight`.
 template <typename Finish>

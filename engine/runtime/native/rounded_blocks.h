@@ -95,8 +95,10 @@ inline void few_rounded(Index rows, const Rounded *x, const Block<BITS> *panels,
   }
 }
 
-// Bytes of the room that a product with `rows` rows of `size` inputs needs.
-inline Index product_room(Index rows, Index size) { return rows * (size / BLOCK) * sizeof(Rounded); }
+// Bytes in which `rows` rows of `size` inputs are rounded.
+inline Index room_of_blocks(Index rows, Index size) {
+  return rows * (size / BLOCK) * sizeof(Rounded);
+}
 
 // As `product_of_panels`.
 template <int BITS, typename Finish>
