@@ -4,7 +4,6 @@ Decided here and not in the kernel because one race may run on several models' e
 kernel of its own, and all have to be told the same.
 """
 
-from collections import OrderedDict
 from typing import Annotated
 
 from pydantic import WithJsonSchema
@@ -12,6 +11,7 @@ from pydantic import WithJsonSchema
 from gateway.lineage import ID_SCHEMA
 from gateway.parameters import by_name, honoured
 from gateway.wire import Wire, parse
+from policies.fair_table import FairTable
 from telemetry.lineage import Scope
 
 PARAMETERS = by_name(
@@ -40,28 +40,22 @@ def parse_commit(body: bytes) -> CommitRequest:
 
 
 class Commits:
-    """The first winner named for each task. Bounded: the oldest go first."""
+    """The first winner named for each task; tenants share the room."""
 
     def __init__(self, capacity: int = 10_000) -> None:
-        self._capacity = capacity
-        self._winners: OrderedDict[tuple[str, str], Scope] = OrderedDict()
+        self._winners: FairTable[str, Scope] = FairTable(capacity)
 
     def settle(self, tenant: str, task: str, winner: Scope) -> Scope:
         """The winner that counts: the one named before, or else `winner`."""
-        first = self._winners.get((tenant, task))
+        first = self._winners.get(tenant, task)
         if first is None:
-            self._remember(tenant, task, winner)
+            self._winners.put(tenant, task, winner)
         return first or winner
 
     def correct(self, tenant: str, task: str, winner: Scope) -> None:
         """All servers agree on this winner, whatever was said here."""
-        self._remember(tenant, task, winner)
+        self._winners.put(tenant, task, winner)
 
     def winner(self, tenant: str, task: str) -> Scope | None:
         """The one named so far."""
-        return self._winners.get((tenant, task))
-
-    def _remember(self, tenant: str, task: str, winner: Scope) -> None:
-        self._winners[tenant, task] = winner
-        if len(self._winners) > self._capacity:
-            self._winners.popitem(last=False)
+        return self._winners.get(tenant, task)

@@ -122,7 +122,7 @@ class KernelSettings(Section):
     """Admissions that may pass a request that waits for KV blocks before it gets the next ones."""
 
     max_tombstones: Count = 4096
-    """Cancelled tasks remembered."""
+    """Cancelled tasks remembered. Of more, the oldest of the tenant that has most are forgotten."""
 
     tombstone_ttl: Annotated[float, Field(gt=0, le=86400)] = 600.0
     """Seconds that a cancelled task is remembered."""

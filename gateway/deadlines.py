@@ -9,12 +9,12 @@ id fixes the task's deadline: later calls of the task can end earlier, not later
 """
 
 import re
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from gateway.errors import ApiError, Reason
+from policies.fair_table import FairTable
 from telemetry.clock import Clock
 from telemetry.events import Cause
 
@@ -40,17 +40,17 @@ class Deadlines:
 
 
 class TaskDeadlines:
-    """The deadline that the first `x-timeout-ms` of each task fixed. Bounded: oldest go first."""
+    """The deadline that the first `x-timeout-ms` of each task fixed; tenants share the room."""
 
     def __init__(self, capacity: int = 10_000) -> None:
-        self._capacity = capacity
-        self._fixed: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._fixed: FairTable[str, int] = FairTable(capacity)
 
     def fix(self, tenant: str, task: str, deadline: int) -> int:
         """The deadline (monotonic ns) that counts for a call of `task` that asks for `deadline`."""
-        first = self._fixed.setdefault((tenant, task), deadline)
-        if len(self._fixed) > self._capacity:
-            self._fixed.popitem(last=False)
+        first = self._fixed.get(tenant, task)
+        if first is None:
+            self._fixed.put(tenant, task, deadline)
+            return deadline
         return min(first, deadline)
 
 

@@ -1,10 +1,11 @@
 """What was cancelled is remembered for a while, so that what arrives for it later is refused."""
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
 
+from policies.fair_table import FairTable
 from telemetry.lineage import Lineage, Scope
 
 
@@ -21,12 +22,11 @@ class Tombstone:
 
 
 class Tombstones:
-    """At most `capacity` scopes, the oldest go first; each for `ttl` ns since it was last set."""
+    """At most `capacity` scopes, shared fairly by tenants; each for `ttl` ns since last set."""
 
     def __init__(self, capacity: int, ttl: int) -> None:
-        self._capacity = capacity
         self._ttl = ttl
-        self._stones: OrderedDict[Scope, Tombstone] = OrderedDict()
+        self._stones: FairTable[Scope, Tombstone] = FairTable(capacity)
         self._tasks: Counter[tuple[str, str | None]] = Counter()  # stones of each
 
     def __len__(self) -> int:
@@ -34,20 +34,19 @@ class Tombstones:
 
     def bury(self, scope: Scope, spare: Scope | None, now: int) -> None:
         """Remember `scope` from now on; what was cancelled whole stays so."""
-        stones = self._stones
-        standing = self.standing(scope, now)
-        if standing is not None and standing.spare is None:
-            spare = None
-        if scope not in stones:
+        self._forget_expired(now)
+        known = self._stones.get(scope.tenant, scope)
+        if known is None:
             self._tasks[scope.tenant, scope.task] += 1
-        stones[scope] = Tombstone(now + self._ttl, spare)
-        stones.move_to_end(scope)
-        while len(stones) > self._capacity or next(iter(stones.values())).expiry <= now:
-            self._forget(*stones.popitem(last=False))
+        elif known.spare is None:
+            spare = None
+        evicted = self._stones.put(scope.tenant, scope, Tombstone(now + self._ttl, spare))
+        if evicted is not None:
+            self._forgotten(evicted[1])
 
     def standing(self, scope: Scope, now: int) -> Tombstone | None:
         """The one of exactly this scope."""
-        stone = self._stones.get(scope)
+        stone = self._stones.get(scope.tenant, scope)
         return stone if stone is not None and stone.expiry > now else None
 
     def refusing(self, lineage: Lineage, now: int) -> Tombstone | None:
@@ -57,7 +56,15 @@ class Tombstones:
         stones = (self.standing(scope, now) for scope in _scopes_over(lineage))
         return next((stone for stone in stones if stone and stone.refuses(lineage)), None)
 
-    def _forget(self, scope: Scope, _: Tombstone) -> None:
+    def _forget_expired(self, now: int) -> None:
+        while (oldest := self._stones.oldest()) is not None:
+            tenant, scope, stone = oldest
+            if stone.expiry > now:
+                return
+            self._stones.drop(tenant, scope)
+            self._forgotten(scope)
+
+    def _forgotten(self, scope: Scope) -> None:
         task = (scope.tenant, scope.task)
         self._tasks[task] -= 1
         if not self._tasks[task]:

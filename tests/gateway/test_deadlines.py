@@ -144,3 +144,13 @@ def test_task_deadlines_are_bounded():
         tasks.fix("gold", f"t{number}", number + 1)
     assert tasks.fix("gold", "t9", 99) == 10
     assert tasks.fix("gold", "t0", 99) == 99
+
+
+def test_a_tenant_with_many_tasks_makes_the_edge_forget_no_deadline_of_another():
+    tasks = TaskDeadlines(capacity=4)
+    tasks.fix("gold", "t", 100)
+    for number in range(10):
+        tasks.fix("bronze", f"t{number}", number + 1)
+    assert tasks.fix("gold", "t", 999) == 100
+    assert [tasks.fix("bronze", f"t{number}", 999) for number in (7, 8, 9)] == [8, 9, 10]
+    assert tasks.fix("bronze", "t6", 999) == 999

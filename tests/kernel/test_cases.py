@@ -264,13 +264,6 @@ def test_a_cancelled_task_refuses_late_arrivals_until_its_tombstone_expires():
     assert ends(world, other_run) is ends(world, after) is Cause.LENGTH
 
 
-def test_tombstones_are_bounded():
-    world = World(config(max_tombstones=3))
-    for i in range(10):
-        world.apply(Cancel(Scope("a", f"t{i}"), remember=True))
-    assert len(world.scheduler._state.tombstones) == 3
-
-
 def test_a_queued_hang_up_kills_nobodys_decode():
     """Case 18."""
     world = World(config(max_running=1))

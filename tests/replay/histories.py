@@ -103,7 +103,7 @@ def _draw(join, index: int) -> int:
 
 
 KERNELS = st.builds(
-    lambda blocks, slots, flight, drafts, fairness, ordering, host: config(
+    lambda blocks, slots, flight, drafts, fairness, ordering, host, tombstones: config(
         num_blocks=blocks,
         max_running=slots,
         max_step_tokens=72,
@@ -111,6 +111,7 @@ KERNELS = st.builds(
         draft_tokens=drafts,
         block_size=8,
         host_blocks=host,
+        max_tombstones=tombstones,
         policy=PolicyConfig(
             fairness=FairnessConfig(fairness, max_lag=60.0, quantum=50.0), ordering=ordering
         ),
@@ -122,4 +123,5 @@ KERNELS = st.builds(
     fairness=st.sampled_from(["fair", "fcfs", "vtc", "dlpm", "priority"]),
     ordering=st.sampled_from(["edf", "fcfs", "prefix", "sjf"]),
     host=st.sampled_from([0, 30]),
+    tombstones=st.sampled_from([1, 4096]),
 )
