@@ -27,6 +27,7 @@ class Verdict(StrEnum):
     PARTIAL = "partial"
     REJECT = "reject"
     ROUTE = "route"  # not here; another engine may be asked
+    TRIAL = "trial"  # taken in to find out whether the forecast is right
 
 
 class Ground(StrEnum):
@@ -151,6 +152,18 @@ def _decide(wish: Wish, forecast: Forecast, closed: Ground | None) -> Decision:
     if not _later(forecast.finish, wish.finish_in):
         return Decision(Verdict.ADMIT, cap)
     return _less(wish, forecast)
+
+
+def worth_a_trial(wish: Wish, forecast: Forecast, doubt: float) -> bool:
+    """Whether the deadlines can be kept if all takes less than predicted by a factor of `doubt`;
+
+    never if that is 0.
+    """
+    moments = ((forecast.first_token, wish.first_token_in), (forecast.finish, wish.finish_in))
+    return doubt > 0 and not any(
+        _later(predicted, None if allowed is None else doubt * allowed)
+        for predicted, allowed in moments
+    )
 
 
 def _later(predicted: float, allowed: float | None) -> bool:

@@ -16,7 +16,7 @@ class DeadlineInfeasible:
     sequence: int  # the first of its choices
     lineage: Lineage
     flow: tuple[str, ...]
-    verdict: str  # reject, degrade or partial
+    verdict: str  # reject, route, degrade, partial, or trial (taken in to test this)
     ground: str  # first_token, completion, density or memory
     start: int
     first_token: int

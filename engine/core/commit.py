@@ -56,7 +56,7 @@ def commit(state: KernelState, plan: StepPlan, result: StepResult, now: int) -> 
     seconds, positions = believed(state, plan, result, result.duration / 1e9), plan.tokens
     state.drain_rate.observe(positions, seconds)
     state.cost.observe(seconds, positions)
-    learn(state, plan, result)
+    learn(state, plan, result, now)
     state.outlook.observe_step(plan, seconds, state.waiting.total.sequences > 0)
     if not batch.running:
         state.standstill.rest()

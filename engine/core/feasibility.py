@@ -1,5 +1,7 @@
 """Is a submission worth taking in? What is predicted, and what its tenant wants done then."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from engine.core.commands import Submit
@@ -18,6 +20,7 @@ from policies.admission import (
     memory_claim,
     memory_over,
     planned_seconds,
+    worth_a_trial,
 )
 from policies.drain import Level, drained_by
 from policies.fairness.tree import Flow
@@ -35,30 +38,60 @@ SENTENCES = {
 }
 
 
-def output_cap(
+def judge(
     state: KernelState, submit: Submit, probe: Sequence, cost: float, now: int, *, claimed: bool
-) -> int:
-    """The output cap with which a submission is taken in; raises Refusal if it is not.
+) -> Decision:
+    """How a submission is taken in; raises Refusal if it is not.
 
     `probe` is its sequence as it would wait, `cost` its price in device seconds. A caller who
     claims a promised place is only refused what cannot be done at all.
     """
     mode = _mode(state, submit)
     wish = _wish(state, submit, now)
-    if mode == "accept" or not wish.has_deadline:
-        return submit.max_tokens
+    accepted = Decision(Verdict.ADMIT, submit.max_tokens)
+    if not wish.has_deadline or (mode == "accept" and not _idle(state)):
+        return accepted
     # In goodput mode the gates say whether it starts soon.
     start = 0.0 if mode == "goodput" or claimed else start_seconds(state, probe, now)
     forecast = _forecast(state, probe, start, wish)
     closed = None
     if mode == "goodput" and not claimed and state.outlook.ready:
         closed = _closed_gate(state, probe, cost, now)
-    decision = decide(wish, forecast, closed)
+    decision = _tried(state, probe, wish, forecast, decide(wish, forecast, closed), now)
+    if mode == "accept" and decision.verdict is not Verdict.TRIAL:
+        return accepted
     if decision.ground is not None:
         _report(state, submit, probe, decision, forecast, now)
     if decision.verdict in (Verdict.REJECT, Verdict.ROUTE):
         raise _refusal(state, probe, wish, forecast, decision, cost)
-    return decision.max_tokens
+    return decision
+
+
+def _tried(
+    state: KernelState,
+    probe: Sequence,
+    wish: Wish,
+    forecast: Forecast,
+    decision: Decision,
+    now: int,
+) -> Decision:
+    """On trial instead of refused where nothing lives that would show if the forecast is wrong.
+
+    What is routed is not put at risk, since it has somewhere to go. What is taken in for less than
+    was asked, or regardless, shows it without a trial.
+    """
+    if decision.verdict is not Verdict.REJECT or not _idle(state):
+        return decision
+    steps = [*state.outlook.prompt_steps(probe.prompt_length)]
+    if wish.finish_in is not None:
+        steps.append(state.outlook.token_step(probe.prompt_length))
+    if not worth_a_trial(wish, forecast, state.trials.doubt(steps, now)):
+        return decision
+    return replace(decision, verdict=Verdict.TRIAL)
+
+
+def _idle(state: KernelState) -> bool:
+    return not state.sequences and not state.flights
 
 
 def spoken_for(state: KernelState, flow: Flow, need: float) -> float:
@@ -225,8 +258,9 @@ def _wait(
 def watch_newcomer(state: KernelState, submit: Submit, sequence: Sequence) -> None:
     """Have an admitted newcomer looked after while it waits, as its tenant wants late work treated.
 
-    Only goodput mode lets it take the place of running work.
+    Not one on trial: it is hopeless by the very forecast that it puts to the test. Only goodput
+    mode lets a newcomer take the place of running work.
     """
     choice = submit.on_infeasible or state.config.policy.admission.on_infeasible
-    if choice != OnInfeasible.ACCEPT:
+    if choice != OnInfeasible.ACCEPT and not sequence.on_trial:
         watch(state, sequence, may_press=_mode(state, submit) == "goodput")

@@ -13,12 +13,13 @@ from engine.core.commands import (
     FlowNode,
     Submit,
 )
-from engine.core.feasibility import cost_of, note_load, output_cap, watch_newcomer
+from engine.core.feasibility import cost_of, judge, note_load, watch_newcomer
 from engine.core.outputs import Finished
 from engine.core.promise_desk import book, claim, standing
 from engine.core.refusal import SECOND, UNKNOWN_WAIT, Refusal
 from engine.core.sequence import Group, Sequence, State
 from engine.core.state import KernelState
+from policies.admission import Verdict
 from telemetry.events import (
     Cause,
     ExternalServiceCharged,
@@ -51,7 +52,7 @@ def apply(state: KernelState, command: Command, now: int) -> None:
 
 def _submit(state: KernelState, submit: Submit, now: int) -> None:
     try:
-        probe, cap = _admit(state, submit, now)
+        probe = _admit(state, submit, now)
     except Refusal as refusal:
         _refuse(state, submit, refusal, now)
         return
@@ -60,7 +61,7 @@ def _submit(state: KernelState, submit: Submit, now: int) -> None:
         sequence = probe
         if choice:
             sequence = Sequence(submit, choice, flow=probe.flow, group=group, arrived=now)
-        sequence.since, sequence.max_tokens = probe.since, cap
+        sequence.since, sequence.max_tokens = probe.since, probe.max_tokens
         if sequence.tpot_target is None:
             sequence.tpot_target = state.config.policy.tpot_target
         sequence.on_expiry = _on_expiry(state, submit)
@@ -96,8 +97,8 @@ def _arrival(sequence: Sequence, now: int) -> SequenceArrived:
     )
 
 
-def _admit(state: KernelState, submit: Submit, now: int) -> tuple[Sequence, int]:
-    """A submission that may wait, as a sequence and its output cap; raises Refusal otherwise."""
+def _admit(state: KernelState, submit: Submit, now: int) -> Sequence:
+    """A submission that may wait, as the first of its choices; raises Refusal otherwise."""
     _check_sense(state, submit, now)
     flow = state.tree.reach(_pairs(submit.flow))
     if flow is None:
@@ -111,8 +112,9 @@ def _admit(state: KernelState, submit: Submit, now: int) -> tuple[Sequence, int]
     else:
         note_load(state, submit, cost, now)
         make_place(state, submit, probe, now)
-    cap = output_cap(state, submit, probe, cost, now, claimed=place is not None)
-    return probe, cap
+    decision = judge(state, submit, probe, cost, now, claimed=place is not None)
+    probe.max_tokens, probe.on_trial = decision.max_tokens, decision.verdict is Verdict.TRIAL
+    return probe
 
 
 def _check_sense(state: KernelState, submit: Submit, now: int) -> None:

@@ -1,6 +1,7 @@
 """What one engine expects, learned from its own steps and ends: times, lengths, prices, loads."""
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from engine.core.batch import Batch
@@ -92,20 +93,24 @@ class Outlook:
 
     def first_token_seconds(self, prompt: int) -> float:
         """The steps that compute a prompt beside the decodes that run now."""
+        return sum([self._step_time.predict(step) for step in self.prompt_steps(prompt)])
+
+    def prompt_steps(self, prompt: int) -> Iterator[StepWork]:
+        """What those steps compute."""
         decodes, context = self._decodes()
         room = max(1, self._config.max_step_tokens - decodes)
-        seconds = 0.0
         for start in range(0, prompt, room):
             count = min(room, prompt - start)
-            work = StepWork(count, count * (start + count / 2), decodes, context)
-            seconds += self._step_time.predict(work)
-        return seconds
+            yield StepWork(count, count * (start + count / 2), decodes, context)
 
     def token_seconds(self, prompt: int) -> float:
         """One more output token of a request that joins what runs now."""
+        return self._step_time.predict(self.token_step(prompt))
+
+    def token_step(self, prompt: int) -> StepWork:
+        """What the step computes that brings it."""
         decodes, context = self._decodes()
-        work = StepWork(decode_sequences=decodes + 1, context_tokens=context + prompt)
-        return self._step_time.predict(work)
+        return StepWork(decode_sequences=decodes + 1, context_tokens=context + prompt)
 
     def cost(self, prompt: int, length: LengthEstimate, cap: int) -> float:
         """Device seconds of a request: its prompt, and its part of the pool (or of the slots) for

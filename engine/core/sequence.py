@@ -6,7 +6,10 @@ from enum import StrEnum
 from engine.core.commands import Submit
 from engine.core.rework import Debt
 from policies.fairness.tree import Flow
-from telemetry.events import Phase
+from telemetry.events import Cause, Phase
+
+DONE = frozenset({Cause.STOP, Cause.STOP_STRING, Cause.LENGTH})
+OVERDUE = frozenset({Cause.DEADLINE, Cause.PARTIAL, Cause.FIRST_TOKEN_DEADLINE})
 
 
 class State(StrEnum):
@@ -57,8 +60,9 @@ class Sequence:
     in `blocks` or `host_blocks`. `computed_before` is how far it ever got, so that recomputed
     positions are told from new ones. `prepaid` output tokens were charged at admission. It stands
     in line `since` it arrived, or since its caller was promised the place, and before all others
-    while it is `pressing`. `hashes` covers its full blocks as far as known, `sealed` how many of
-    `blocks` are published under theirs.
+    while it is `pressing`; `on_trial` it was let in although it was predicted to be late. `hashes`
+    covers its full blocks as far as known, `sealed` how many of `blocks` are published under
+    theirs.
     """
 
     __slots__ = (
@@ -82,6 +86,7 @@ class Sequence:
         "lineage",
         "max_tokens",
         "on_expiry",
+        "on_trial",
         "prepaid",
         "pressing",
         "prompt_length",
@@ -120,6 +125,7 @@ class Sequence:
         self.since = arrived
         self.claims = submit.claims
         self.pressing = False
+        self.on_trial = False
         self.state = State.WAITING
         self.slot = -1
         self.blocks: list[int] = []
@@ -157,6 +163,16 @@ class Sequence:
         if self.state is not State.RUNNING:
             return Phase.QUEUED
         return Phase.PREFILL if self.first_token is None else Phase.DECODE
+
+    def kept_deadlines(self, cause: Cause, now: int) -> bool | None:
+        """Whether it did, if it ends at `now` for `cause`; None if that has nothing to do with it.
+
+        What is done may be late all the same: deadlines end sequences before a step, not after.
+        """
+        if cause not in DONE:
+            return False if cause in OVERDUE else None
+        moments = ((now, self.deadline), (self.first_token, self.first_token_deadline))
+        return all(due is None or (at is not None and at <= due) for at, due in moments)
 
     def move(self, state: State) -> None:
         """The only place where a state changes."""

@@ -25,6 +25,7 @@ from policies.fairness.rules import Head, allowed_lead, make_rule, make_tree
 from policies.fairness.tree import Flow, Lift
 from policies.promises import PromiseLedger
 from policies.step_time import StepTimeModel
+from policies.trials import Trials
 from telemetry.events import (
     Cause,
     Event,
@@ -78,6 +79,7 @@ class KernelState:
         self.standstill = Standstill()
         self.step_time = StepTimeModel()
         self.outlook = Outlook(config, self.step_time, self.batch)
+        self.trials = Trials()
         self.promises = PromiseLedger(config.policy.admission.promises)
         self.pressing: list[tuple[int, int, bool]] = []  # heap; see `engine.core.urgency`
         self.draining = False
@@ -189,6 +191,8 @@ class KernelState:
         output_tokens = sequence.output_tokens
         sequence.flow.recent.append(output_tokens)
         self.outlook.observe_end(sequence.lineage.tenant, output_tokens, cause)
+        if sequence.on_trial:
+            self.trials.judge(now, sequence.kept_deadlines(cause, now))
         refund = sequence.prepaid - output_tokens
         if refund > 0:
             self.tree.charge(sequence.flow, -self.cost_of_output(sequence, output_tokens, refund))

@@ -37,7 +37,7 @@ def believed(state: KernelState, plan: StepPlan, result: StepResult, seconds: fl
     return bounded(seconds, max(mean, usual))
 
 
-def learn(state: KernelState, plan: StepPlan, result: StepResult) -> None:
+def learn(state: KernelState, plan: StepPlan, result: StepResult, now: int) -> None:
     """Teach the step-time model a step; of those that only decode, which are many, every fourth.
 
     A step that moves KV teaches how long moves hold a step up instead.
@@ -47,7 +47,9 @@ def learn(state: KernelState, plan: StepPlan, result: StepResult) -> None:
         return
     seconds = result.duration / 1e9
     if seconds > 0 and (plan.step % 4 == 0 or np.maximum.reduce(plan.counts) > 1):
-        state.step_time.observe(work_of(plan), seconds)
+        work = work_of(plan)
+        state.step_time.observe(work, seconds)
+        state.trials.observe(work, now)
 
 
 def _note_moves(state: KernelState, plan: StepPlan, result: StepResult) -> None:
