@@ -31,6 +31,10 @@ def accept_all(_: Answer) -> bool:
     return True
 
 
+# A response, and what it says unless that is yet to be read from a stream.
+Received = tuple[httpx.Response, Answer]
+
+
 class AsyncClient:
     """Calls a server at `url` with a key. Bodies and answers are the API's own JSON.
 
@@ -71,7 +75,7 @@ class AsyncClient:
     async def stream(self, *, within: float | None = None, **body: Any) -> Stream:
         """A chat answer as it comes: what failed before its first token is sent again, as ever."""
         with scope(within=within) as own:
-            response = await self._generate(CHAT, {**body, "stream": True}, own)
+            response, _ = await self._generate(CHAT, {**body, "stream": True}, own)
         return Stream(response, own.end)
 
     async def race(
@@ -110,7 +114,8 @@ class AsyncClient:
     async def backpressure(self) -> Answer:
         """How the tenant stands with each model: `docs/backpressure.md` says what is in it."""
         with scope() as own:
-            return _object(await self._exchange("GET", BACKPRESSURE, None, own))
+            _, answer = await self._exchange("GET", BACKPRESSURE, None, own)
+        return answer
 
     async def cancel(self, task: str, run: str | None = None, attempt: str | None = None) -> None:
         """Stop all work under a task, one of its runs, or one attempt of a run, for good."""
@@ -138,10 +143,10 @@ class AsyncClient:
         if body.get("stream"):
             raise ValueError("this answers in one piece; call stream() for a stream")
         with scope(within=within) as own:
-            response = await self._generate(path, body, own)
-        return _object(response)
+            _, answer = await self._generate(path, body, own)
+        return answer
 
-    async def _generate(self, path: str, body: Mapping[str, Any], own: Scope) -> httpx.Response:
+    async def _generate(self, path: str, body: Mapping[str, Any], own: Scope) -> Received:
         """Under a key of its own, so that it is computed once however often it is sent."""
         return await self._exchange("POST", path, body, own, {"idempotency-key": new_id("call")})
 
@@ -152,7 +157,7 @@ class AsyncClient:
         body: Any,
         own: Scope,
         more: Mapping[str, str] = MappingProxyType({}),
-    ) -> httpx.Response:
+    ) -> Received:
         """The answer to a call that succeeded, sent as often as the policy allows."""
         retries = Retries(self._policy, self._budget, own.end)
         while True:
@@ -170,19 +175,18 @@ class AsyncClient:
                     raise
             await asyncio.sleep(wait)
 
-    async def _send(self, request: httpx.Request) -> httpx.Response:
+    async def _send(self, request: httpx.Request) -> Received:
         try:
             response = await self._http.send(request, stream=True)
             events = response.headers.get("content-type", "").startswith("text/event-stream")
             if response.is_success and events:
-                return response
+                return response, {}
             try:
                 await response.aread()
             finally:
                 await response.aclose()
             if response.is_success:
-                _object(response)
-                return response
+                return response, _object(response)
         except (httpx.RequestError, ValueError) as problem:
             raise UnreachableError(problem) from problem
         error = error_object(response.content)

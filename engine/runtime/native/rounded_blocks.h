@@ -56,7 +56,10 @@ inline void dot_rounded(const Rounded *x, const Block<BITS> *panels, Index block
   for (int m = 0; m < ROWS; ++m) low[m] = high[m] = every(0.0f);
   for (Index b = 0; b < blocks; ++b, ++x) {
     const Block<BITS> &first = panels[b], &second = panels[blocks + b];
-    if (next != nullptr) fetch(next + b), fetch(next + blocks + b);
+    if (next != nullptr) {
+      fetch(next + b);
+      fetch(next + blocks + b);
+    }
     __m256i one[ROWS], other[ROWS];
 #pragma GCC unroll 8
     for (int m = 0; m < ROWS; ++m) one[m] = other[m] = _mm256_setzero_si256();
@@ -65,12 +68,12 @@ inline void dot_rounded(const Rounded *x, const Block<BITS> *panels, Index block
       const __m256i these = words_at(first, word), those = words_at(second, word);
 #pragma GCC unroll 4
       for (int place = 0; place < PAIRS; ++place) {
-        const __m256i a = pair_of<BITS>(these, place), b = pair_of<BITS>(those, place);
+        const __m256i here = pair_of<BITS>(these, place), there = pair_of<BITS>(those, place);
 #pragma GCC unroll 8
         for (int m = 0; m < ROWS; ++m) {
           const __m256i inputs = pair_at(x[m * blocks], word * PAIRS + place);
-          one[m] = multiply_add(one[m], a, inputs);
-          other[m] = multiply_add(other[m], b, inputs);
+          one[m] = multiply_add(one[m], here, inputs);
+          other[m] = multiply_add(other[m], there, inputs);
         }
       }
     }
