@@ -20,6 +20,11 @@ from tenants.store import SchemaMismatch, Store, StoreUnavailable
 
 STORE_CHECK_SECONDS = 1.0  # known keys go on working meanwhile
 
+EMPTIED = (
+    "the store was emptied: its tenants, keys and budgets are gone, and every key is refused; "
+    "bring its data back, or create them anew"
+)
+
 logger = logging.getLogger("watermaster")
 
 
@@ -90,10 +95,14 @@ async def connected(
 
 
 async def _watch(access: StoreAccess, embedded: EmbeddedValkey | None) -> None:
-    """Notice that the store went away or came back. Nobody else looks after an embedded one."""
+    """Notice that the store went away, came back or was emptied.
+
+    Nobody else looks after an embedded one.
+    """
     while True:
         try:
-            await access.store.check()
+            if await access.store.check():
+                logger.error(EMPTIED)
             if access.health.answered():
                 logger.info("the store answers again")
         except SchemaMismatch as changed:

@@ -1,4 +1,4 @@
-"""Whether the store answers, for `/ready` and `/metrics`.
+"""Whether the store answers and takes writes, for `/ready` and `/metrics`.
 
 A server whose store is away goes on for callers it knows, so it stays ready and says so: were it
 taken out of rotation, all replicas would be at once.
@@ -14,7 +14,7 @@ class StoreHealth:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._away_since: int | None = None  # monotonic ns
-        self._up = Gauge("watermaster_store_up", "Whether the store answers")
+        self._up = Gauge("watermaster_store_up", "Whether the store answers and takes writes")
         self._away = Gauge(
             "watermaster_store_away_seconds",
             "For how long the store has not answered; 0 while it does",

@@ -100,7 +100,7 @@ class Store:
         store = cls(Connection(url))
         try:
             await store._connection.reach(patience)
-            await store.check()
+            await store._check_layout()
         except StoreError:
             await store.close()
             raise
@@ -118,11 +118,17 @@ class Store:
     async def close(self) -> None:
         await self._connection.close()
 
-    async def check(self) -> None:
-        """Raises StoreUnavailable when the store is away, SchemaMismatch when a newer Watermaster
+    async def check(self) -> bool:
+        """Whether the store had been emptied; it is marked as ours again. Raises StoreUnavailable
 
-        has changed its layout.
+        when it is away or refuses writes, full or read-only, also where there is nothing to write,
+        and SchemaMismatch when a newer Watermaster has changed its layout.
         """
+        marked = await self._connection.call(lambda c: c.set("wm:schema", SCHEMA, nx=True))
+        await self._check_layout()
+        return bool(marked)
+
+    async def _check_layout(self) -> None:
         found = await self._connection.call(lambda client: client.get("wm:schema"))
         if found is None:
             await self._connection.call(lambda client: client.set("wm:schema", SCHEMA, nx=True))

@@ -96,6 +96,35 @@ def test_the_store_goes_away_and_comes_back(
         assert metric(server, "watermaster_store_away_seconds") == 0
 
 
+@pytest.mark.parametrize(
+    ("take", "give"),
+    [
+        (("config", "set", "maxmemory", "1"), ("config", "set", "maxmemory", "0")),
+        (("replicaof", "127.0.0.1", "1"), ("replicaof", "no", "one")),
+    ],
+    ids=["full", "read-only"],
+)
+def test_a_store_that_takes_no_writes_is_as_good_as_away(
+    replicas: list[LiveServer], take: tuple[str, ...], give: tuple[str, ...]
+) -> None:
+    first = replicas[0]
+
+    def order(*words: str) -> None:
+        first.on_loop(lambda s: s.connection.call(lambda client: client.execute_command(*words)))
+
+    order(*take)
+    try:
+        for server in replicas:
+            eventually(lambda server=server: ready(server)["store"]["state"] == "away")
+            assert metric(server, "watermaster_store_up") == 0
+            assert outcome(server, "gold") == "served"
+    finally:
+        order(*give)
+    for server in replicas:
+        eventually(lambda server=server: ready(server)["store"] == {"state": "up"})
+        assert outcome(server, "gold") == "served"
+
+
 def ready(server: LiveServer) -> dict[str, object]:
     response = httpx.get(f"{server.url}/ready")
     assert response.status_code == 200

@@ -292,6 +292,14 @@ async def test_writes_its_layout_version(store: Store, connection: Connection) -
     assert await connection.call(lambda client: client.get("wm:schema")) == "1"
 
 
+async def test_an_emptied_store_is_noticed_once(store: Store, connection: Connection) -> None:
+    assert not await store.check()
+    await connection.call(lambda client: client.flushall())
+    assert await store.check()
+    assert not await store.check()
+    assert await connection.call(lambda client: client.get("wm:schema")) == "1"
+
+
 async def test_reconnects_when_connections_were_cut(store: Store, connection: Connection) -> None:
     await store.create_tenant(Tenant("gold"))
     await connection.call(lambda client: client.client_kill_filter(_type="normal", skipme=True))
@@ -316,12 +324,20 @@ async def test_a_bad_url_is_refused_without_repeating_it() -> None:
         assert "hunter2" not in str(caught.value)
 
 
-async def test_a_refused_write_is_said_to_be_one(store: Store, connection: Connection) -> None:
+async def test_a_refused_write_is_said_to_be_one(
+    valkey_url: str, store: Store, connection: Connection
+) -> None:
     await store.create_tenant(Tenant("gold"))
     await connection.call(lambda client: client.config_set("maxmemory", "1"))
     try:
         with pytest.raises(StoreUnavailable, match="memory"):
             await store.create_key("gold")
+        with pytest.raises(StoreUnavailable, match="memory"):
+            await store.check()
+        full = await Store.connect(valkey_url)  # to read what is there
+        assert (await full.get_tenant("gold")).id == "gold"
+        await full.close()
     finally:
         await connection.call(lambda client: client.config_set("maxmemory", "0"))
+    assert not await store.check()
     assert (await store.list_keys("gold")).found == {}
