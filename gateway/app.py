@@ -35,7 +35,9 @@ def build_app(gateway: Gateway) -> ASGIApp:
 def build_routes(gateway: Gateway) -> list[Route]:
     """Everything that is served."""
     health, models, desk = Health(gateway), Models(gateway), PressureDesk()
-    keyed = Idempotency(gateway.access.store.calls, gateway.clock, desk)
+    keyed = Idempotency(
+        gateway.access.store.calls, gateway.access.departed.replica.place, gateway.clock, desk
+    )
     answers = partial(Inference, gateway, keyed)
     return [
         Route("/v1/chat/completions", answers(ChatShape()), methods=["POST"]),

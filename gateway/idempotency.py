@@ -80,13 +80,16 @@ class _Running:
 
 
 class Idempotency:
-    """The calls of one replica that have a key. Used from one event loop."""
+    """The calls of one replica that have a key. Used from one event loop.
 
-    def __init__(self, calls: Calls, clock: Clock, desk: PressureDesk) -> None:
+    `place`: of the replica. What its dead predecessors there had begun may be begun anew at once.
+    """
+
+    def __init__(self, calls: Calls, place: str, clock: Clock, desk: PressureDesk) -> None:
         self._calls = calls
+        self._place = place
         self._clock = clock
         self._desk = desk
-        self._replica = secrets.token_hex(8)
         self._kept = KeptAnswers(clock)
         self._running: dict[tuple[str, str], _Running] = {}
         self._room = Room()
@@ -175,7 +178,7 @@ class Idempotency:
 
     async def _claim(self, name: CallName, token: str) -> Found:
         try:
-            return await self._calls.begin(name, self._replica, token)
+            return await self._calls.begin(name, self._place, token)
         except StoreUnavailable:
             return Found(CallState.NEW)
 

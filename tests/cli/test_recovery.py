@@ -52,6 +52,26 @@ def agree(url: str, key: str) -> bool:
     return gone == used
 
 
+def test_a_call_under_an_idempotency_key_may_be_sent_again_to_the_successor(
+    folder: Path, start: Callable[..., ServerProcess]
+) -> None:
+    """At once: its predecessor is known to be dead, though its claim of the key lasts on."""
+    key = demo_keys(folder)["gold"]
+    headers = {"authorization": f"Bearer {key}", "idempotency-key": "once"}
+    body = {"model": "smollm2-135m", "prompt": "Water", "stream": True, **LONG}
+    server = start(**SETTINGS)
+    address = f"{server.url()}/v1/completions"
+    with httpx.stream("POST", address, json=body, headers=headers, timeout=60) as stream:
+        assert next(stream.iter_lines()).startswith("data: ")
+        server.process.kill()
+        server.wait()
+    url = start(**SETTINGS).url()
+    again = httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=60)
+    assert again.status_code == 200, again.text
+    assert again.text.endswith("data: [DONE]\n\n")
+    assert "idempotent-replayed" not in again.headers
+
+
 def test_open_calls_of_a_server_that_ends_are_settled_at_what_they_used(
     folder: Path, start: Callable[..., ServerProcess]
 ) -> None:
