@@ -12,6 +12,7 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import orjson
 
@@ -36,6 +37,8 @@ UNREADABLE = (
 LEAST_WAIT_MS = 100  # for a call that takes longer than was thought
 
 logger = logging.getLogger("watermaster")
+
+T = TypeVar("T")
 
 # Computes an answer; returns what a stream failed of in-band. Raises ApiError.
 Run = Callable[[Recording], Awaitable[Row | None]]
@@ -200,18 +203,21 @@ class Idempotency:
     async def _keep(self, name: CallName, token: str, recording: Recording) -> None:
         kept = Kept(recording.whole, recording.streams, recording.routed_to)
         self._kept.put(name, kept)
-        await self._tell(self._calls.finish(name, token, await asyncio.to_thread(kept.text)))
+        text = await asyncio.to_thread(kept.text)
+        if await self._tell(self._calls.finish(name, token, text)) is False:
+            self._kept.drop(name)  # everybody else is told the other run's answer
 
     async def _renew(self, name: CallName, token: str) -> None:
         while True:
             await asyncio.sleep(LEASE_MS / 3000)
             await self._tell(self._calls.renew(name, token))
 
-    async def _tell(self, saying: Awaitable[None]) -> None:
+    async def _tell(self, saying: Awaitable[T]) -> T | None:
         try:
-            await saying
+            return await saying
         except StoreUnavailable as lost:
             logger.warning("a call under an idempotency key is kept here alone: %s", lost)
+            return None
 
 
 def _play(recording: Recording, kept: Kept) -> None:

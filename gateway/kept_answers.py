@@ -62,7 +62,7 @@ class KeptAnswers:
 
     def put(self, name: CallName, kept: Kept) -> None:
         ends = self._clock.now() + KEPT_MS * MILLISECOND
-        self._drop((name.tenant, name.key))
+        self.drop(name)
         self._answers[name.tenant, name.key] = ends, name.print, kept
         self._bytes += _size(kept)
         while self._bytes > MOST_BYTES:
@@ -75,9 +75,13 @@ class KeptAnswers:
             return None
         ends, known, kept = found
         if ends <= self._clock.now():
-            self._drop((name.tenant, name.key))
+            self.drop(name)
             return None
         return known, kept
+
+    def drop(self, name: CallName) -> None:
+        """Keep the call's answer no longer."""
+        self._drop((name.tenant, name.key))
 
     def _drop(self, key: tuple[str, str]) -> None:
         if key in self._answers:

@@ -83,10 +83,13 @@ class Calls:
         """The run goes on."""
         await self._connection.run("renew_call", [_record(name)], [run, str(LEASE_MS)])
 
-    async def finish(self, name: CallName, run: str, answer: str | None) -> None:
-        """Keep the answer; None for one that is too large."""
+    async def finish(self, name: CallName, run: str, answer: str | None) -> bool:
+        """Keep the answer; None for one that is too large.
+
+        False when the key is another run's, which was begun when this one's claim had run out.
+        """
         prefix = f"wm:call:{name.tenant}:"
-        await self._connection.run(
+        told = await self._connection.run(
             "finish_call",
             [_record(name), f"wm:calls:{name.tenant}", f"wm:call-bytes:{name.tenant}"],
             [
@@ -94,6 +97,7 @@ class Calls:
                 *(name.member, prefix, str(KEPT_MS), str(MOST_ANSWERS), str(MOST_BYTES)),
             ],
         )
+        return bool(told != -1)
 
     async def drop(self, name: CallName, run: str) -> None:
         """The run failed, so that the call may be sent again."""

@@ -2,9 +2,10 @@
 -- KEYS: record, index of the tenant's answers by their end, hash of their sizes ('' = all together).
 -- ARGV: run, state, answer, name in the index, prefix of records, ms it is kept, most answers,
 --       most bytes.
--- Returns 1, or 0 when the claim is not the run's any more.
-if redis.call('HGET', KEYS[1], 'run') ~= ARGV[1] then
-  return 0
+-- Returns 1, 0 when there is no claim any more, or -1 when the key is another run's.
+local holder = redis.call('HGET', KEYS[1], 'run')
+if holder ~= ARGV[1] then
+  return holder and -1 or 0
 end
 local function forget(name)
   local size = redis.call('HGET', KEYS[3], name)

@@ -15,6 +15,7 @@ from gateway.client import Client, RetryPolicy, scope
 from telemetry.events import Cause, SequenceArrived
 from tenants.calls import CallName
 from tenants.model import Tenant
+from tenants.store import Store
 from tests.gateway.conftest import TEXT
 from tests.gateway.live import HELLO, MODEL, LiveServer, eventually, read, read_all
 
@@ -415,6 +416,32 @@ def test_a_call_that_runs_elsewhere_is_409_until_it_is_done(pair):
         assert int(refused.headers["retry-after-ms"]) >= 100
         _, answer = read(one)
     assert shared(second, "far", **again).content == answer
+
+
+def test_a_replica_that_was_held_up_for_too_long_replays_what_all_others_do(pair):
+    """Its claim ran out meanwhile, and another replica computed the answer."""
+    first, second = pair
+    first.say("from the first")
+    second.say("from the second")
+    with (
+        first.model.held(),
+        first.connect(content(max_tokens=9), idempotency_key="late") as one,
+    ):
+        eventually(lambda: first.model.stuck)
+        record = f"wm:call:gold:{CallName('gold', 'late', '').member}"
+        first.on_loop(lambda store: store.connection.call(lambda client: client.delete(record)))
+        answer = ask(second, "late", ignore_eos=True, seed=0, max_tokens=9)
+        assert answer.status_code == 200
+        eventually(lambda: second.on_loop(lambda store: done(store, record)))
+        first.model.running.set()
+        assert read(one)[1] != answer.content  # its caller was promised no other
+    eventually(
+        lambda: ask(first, "late", ignore_eos=True, seed=0, max_tokens=9).content == answer.content
+    )
+
+
+async def done(store: Store, record: str) -> bool:
+    return await store.connection.call(lambda client: client.hget(record, "state")) == "DONE"
 
 
 def test_with_the_store_away_a_key_holds_on_its_own_replica(pair, valkey):

@@ -35,7 +35,7 @@ async def test_a_call_is_computed_once_and_its_answer_told_to_every_replica(kept
     await kept.finish(NAME, f"run-{second}", "not the second's to say")
     assert (await kept.begin(NAME, second, f"run-{second}")).state is CallState.RUNNING
     for _ in range(2):  # it may be sent again
-        await kept.finish(NAME, f"run-{first}", "answer")
+        assert await kept.finish(NAME, f"run-{first}", "answer")
     for replica in ("a", "b"):
         assert await kept.begin(NAME, replica, "later") == Found(CallState.DONE, "answer")
 
@@ -69,7 +69,7 @@ async def test_a_dead_replicas_call_is_free_after_its_lease(
     assert (await kept.begin(NAME, "b", "run-b")).state is CallState.RUNNING
     await asyncio.sleep(0.4)
     assert (await kept.begin(NAME, "b", "run-b")).state is CallState.NEW
-    await kept.finish(NAME, "run-a", "too late")
+    assert not await kept.finish(NAME, "run-a", "too late")
     assert (await kept.begin(NAME, "a", "run-c")).state is CallState.RUNNING
 
 
