@@ -169,7 +169,7 @@ def _refusals() -> Iterator[None]:
     except KeyNotActive as error:
         raise ApiError(Reason.KEY_NOT_ACTIVE, _sentence(error)) from None
     except InvalidRecord as error:
-        raise ApiError(Reason.INVALID_VALUE, _sentence(error), param=error.field) from None
+        raise ApiError(Reason.INVALID_VALUE, _naming(error), param=error.field) from None
     except RecordDamaged as error:
         raise ApiError(Reason.RECORD_DAMAGED, _sentence(error)) from None
     except StoreUnavailable:
@@ -181,6 +181,12 @@ def _refusals() -> Iterator[None]:
 def _sentence(error: Exception) -> str:
     text = str(error)[:300]  # it may quote what was asked for
     return f"{text[0].upper()}{text[1:]}."
+
+
+def _naming(error: InvalidRecord) -> str:
+    """A sentence that leaves the name of the field as it is sent: no capital."""
+    text, name = _sentence(error), error.field
+    return f"{name!r}{text[len(name) :]}" if str(error).startswith(f"{name} ") else text
 
 
 def _listing(

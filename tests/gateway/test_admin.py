@@ -207,6 +207,21 @@ def test_mistakes_name_what_is_wrong(
     assert error["param"] == param
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"queue_tokens": 0}, "'queue_tokens' must be a whole number of at least 1, not 0."),
+        (
+            {"default_timeout_ms": 5, "max_timeout_ms": 3},
+            "'default_timeout_ms' (5) is above max_timeout_ms (3).",
+        ),
+    ],
+)
+def test_a_setting_is_named_as_it_is_sent(admin: httpx.Client, body: object, message: str) -> None:
+    error = refused(admin.patch("/admin/tenants/gold", json=body), 400, "invalid_value")
+    assert error["message"] == message
+
+
 def test_what_has_ended_cannot_be_changed(server: LiveServer, admin: httpx.Client) -> None:
     path = f"/admin/keys/{server.keys['revoked'].split('-')[1]}"
     refused(admin.patch(path, json={"disabled": False}), 409, "key_not_active")
