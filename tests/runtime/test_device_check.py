@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from tests.test_engine_imports import ABSENT
 
 ROOT = Path(__file__).parents[2]
 MODULE = "engine.runtime.device_check"
+CPU = Target(torch.device("cpu"), torch.float32, DRY)
 
 # read by every interpreter at start, also that of a part
 WITHOUT = f"""
@@ -188,6 +190,17 @@ def test_what_a_broken_kernel_gives_leaves_a_file_that_can_be_read():
     assert [row["value"] for row in found] == ["inf", "nan"]
     assert [row["met"] for row in found] == [False, False]
     assert found[1]["more"] == {"MiB": "-inf"}
+
+
+def test_what_the_first_call_compiles_is_not_timed():
+    """A slow first call leaves as many calls to a round as a quick one would."""
+    calls = []
+
+    def work():
+        calls.append(time.sleep(0.0 if calls else 0.5))
+
+    CPU.seconds(work)
+    assert len(calls) > 10  # 3 where half a second were taken for each call's
 
 
 def test_a_card_that_lacks_an_8_bit_format_is_not_asked_for_it(monkeypatch):

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from functools import partial
-from itertools import product
+from itertools import cycle, product
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engine.runtime.device_check.limits import Limits
 from engine.runtime.device_check.products import product_rows
@@ -14,6 +16,10 @@ from engine.runtime.device_check.shapes import one_layer
 from engine.runtime.device_check.target import Target
 from engine.runtime.model_config import ModelConfig
 from engine.runtime.sampler import DrawInputs
+
+if TYPE_CHECKING:  # triton may be absent
+    from engine.runtime.kernels import SampleInputs
+    from engine.runtime.kernels.backend import TritonChoice
 
 DECODE_GOAL = 0.8  # of the copy bandwidth, batch 64 at the longest context
 DRAWS = {  # temperature, top_p, top_k
@@ -101,17 +107,21 @@ def _pointwise_rows(target: Target, shape: ModelConfig, limits: Limits) -> Itera
 
 
 def _draw_rows(target: Target, shape: ModelConfig, limits: Limits) -> Iterator[Row]:
-    from engine.runtime.kernels.backend import TritonChoice
+    from engine.runtime.kernels.backend import TritonChoice, parameters
 
     batch = target.sizes.kernel_batch
     choice = TritonChoice(batch, shape.vocab_size, target.device)
-    scores = torch.randn(batch, shape.vocab_size, device=target.device)
-    best = scores.amax(-1)
+    # one alone would stay in the card's cache
+    several = torch.randn(target.sizes.layers, batch, shape.vocab_size, device=target.device)
     for name, (heat, top_p, top_k) in DRAWS.items():
-        inputs = draw_inputs(batch, heat, top_p, top_k)
-        seconds = target.seconds(partial(choice, scores, best, inputs))
-        size = scores.nbytes
-        yield _moved(f"draw, batch {batch}, {name}", size, seconds, limits)
+        given = parameters(draw_inputs(batch, heat, top_p, top_k), target.device)
+        draw = partial(_draw_next, choice, cycle(several), given)
+        seconds = target.replayed(draw, len(several))
+        yield _moved(f"draw, batch {batch}, {name}", several[0].nbytes, seconds, limits)
+
+
+def _draw_next(choice: "TritonChoice", scores: Iterator[Tensor], given: "SampleInputs") -> Tensor:
+    return choice.drawn(next(scores), given)
 
 
 def form_name(dtype: torch.dtype) -> str:

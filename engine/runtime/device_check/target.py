@@ -130,7 +130,8 @@ class Target:
     def seconds(self, work: Callable[[], object]) -> float:
         """Of one call of `work`, the median of several rounds; launches overlap with the device."""
         with torch.inference_mode():
-            once = self._round(work, 2)  # the first call compiles
+            work()  # compiles, and loads libraries: counted, it would leave a single call a round
+            once = self._round(work, 2)
             each = self.sizes.seconds / self.sizes.rounds
             calls = max(1, min(200, int(each / max(once, 1e-6))))
             return median(self._round(work, calls) for _ in range(self.sizes.rounds))

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from engine.runtime.gpu.device import Compute, Mark, Work
 
-GRAPH_OUTPUT = float("nan")  # what a graph's result holds until it is computed
-
 
 class FakeMark:
     def __init__(self, queue: "FakeQueue", place: int) -> None:
@@ -100,5 +98,7 @@ class FakeDevice:
     def capture(self, compute: Compute) -> Compute:
         """A graph's result stands in one place, which the next call overwrites."""
         with torch.inference_mode():
-            result = torch.full_like(compute(), GRAPH_OUTPUT)
+            made = compute()
+            # nobody may take for a result what is not computed yet
+            result = torch.full_like(made, torch.nan if made.is_floating_point() else -1)
         return lambda: result.copy_(compute())

@@ -142,16 +142,24 @@ class TritonChoice:
     def __init__(self, most_rows: int, vocab: int, device: torch.device) -> None:
         self._scratch = SampleScratch.allocate(most_rows, vocab, device)
 
-    def __call__(self, scores: Tensor, best: Tensor, inputs: DrawInputs) -> Tensor:
-        rows, device = len(scores), scores.device
-        temperature, top_p, min_p = upload(_padded(inputs.reals[:3]), device)[:, :rows]
-        top_k, draws = upload(_padded(inputs.whole[:2]), device)[:, :rows]
-        seeds = upload(inputs.seeds.view(np.int64), device)
-        tokens = torch.empty(rows, dtype=torch.int64, device=device)
-        again = torch.empty_like(best)  # the kernel finds the best score anew
-        parameters = SampleInputs(temperature, top_p, top_k, min_p, seeds, draws)
-        sample(scores, parameters, self._scratch, tokens, again)
+    def __call__(self, scores: Tensor, _best: Tensor, inputs: DrawInputs) -> Tensor:
+        return self.drawn(scores, parameters(inputs, scores.device))
+
+    def drawn(self, scores: Tensor, parameters: SampleInputs) -> Tensor:
+        """Tokens, int64 [S]; uploads nothing, so that a graph can hold it."""
+        tokens = torch.empty(len(scores), dtype=torch.int64, device=scores.device)
+        best = torch.empty(len(scores), device=scores.device)  # the kernel finds it anew
+        sample(scores, parameters, self._scratch, tokens, best)
         return tokens
+
+
+def parameters(inputs: DrawInputs, device: torch.device) -> SampleInputs:
+    """What the kernels draw by, uploaded."""
+    rows = len(inputs.slots)
+    temperature, top_p, min_p = upload(_padded(inputs.reals[:3]), device)[:, :rows]
+    top_k, draws = upload(_padded(inputs.whole[:2]), device)[:, :rows]
+    seeds = upload(inputs.seeds.view(np.int64), device)
+    return SampleInputs(temperature, top_p, top_k, min_p, seeds, draws)
 
 
 def _padded(columns: np.ndarray) -> np.ndarray:
