@@ -15,8 +15,10 @@ from engine.runtime.device_check import __main__ as script
 from engine.runtime.device_check.__main__ import main
 from engine.runtime.device_check.decode import read_weights
 from engine.runtime.device_check.mixed import NAME as MIXED
+from engine.runtime.device_check.mixed import some_requests
 from engine.runtime.device_check.parts import PARTS
 from engine.runtime.device_check.peers import NAME as PEER
+from engine.runtime.device_check.peers import rate_of
 from engine.runtime.device_check.prefill import prefill_flops
 from engine.runtime.device_check.process import listen
 from engine.runtime.device_check.report import Row, as_json, table
@@ -88,6 +90,17 @@ def test_transformers_serves_the_same_requests(tmp_path):
     rows = found_by(tmp_path / "found.json", "--only", *OTHERS)
     assert rows[PEER]["value"] > 0
     assert rows["ours, times its rate"]["value"] == rows[MIXED]["value"] / rows[PEER]["value"]
+
+
+@pytest.mark.model
+def test_requests_that_take_transformers_too_long_bound_its_rate():
+    pytest.importorskip("transformers")
+    shape = geometry("tiny")
+    requests = some_requests(CPU, shape.vocab_size)[:2]
+    rate, whole = rate_of(CPU, shape, requests, patience=0.0)
+    assert not whole
+    # as if all had ended by then, which takes a CPU far longer
+    assert rate > 100 * sum(request.output for request in requests)
 
 
 def part_that(does):
