@@ -50,12 +50,12 @@ def _mixed(target: Target, shape: ModelConfig) -> Iterator[Row]:
 
 
 PARTS = (
-    Part("limits", "what memory and matrix units do at best", 15, 45, _limits),
-    Part("text", "overlapped text is serial text, through streams and graphs", 25, 60, _text),
-    Part("kernels", "every kernel against float64 or plain torch", 60, 120, kernel_checks),
+    Part("limits", "what memory and matrix units do at best", 15, 90, _limits),
+    Part("text", "overlapped text is serial text, through streams and graphs", 25, 90, _text),
+    Part("kernels", "every kernel against float64 or plain torch", 95, 180, kernel_checks),
     Part("steps", "decode steps, the gap between them, prefill", 60, 120, step_rows),
     Part("mixed", "256 requests; without overlap; without graphs", 75, 120, _mixed),
-    Part("times", "kernels alone, beside the limits", 35, 75, _times),
-    Part("fp8", "decode steps with an 8-bit cache", 30, 60, narrow_rows),
+    Part("times", "kernels alone, beside the limits", 35, 100, _times),
+    Part("fp8", "decode steps with an 8-bit cache", 30, 75, narrow_rows),
     Part("peer", "the same 256 requests on transformers", 120, 180, peer_rows),
 )
