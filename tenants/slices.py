@@ -82,7 +82,7 @@ class Slice:
     _risk: int = 0  # in the last report
     _acknowledged: tuple[int, int] = (0, 0)  # charged, refunded
     _sent: tuple[int, int] = (0, 0)
-    _told: int = 0  # `using` in the last report
+    _told: tuple[int, int] = (0, 0)  # `using` and `open` in the last report
 
     def __post_init__(self) -> None:
         self.held = self.limit.window is Window.HELD
@@ -92,9 +92,8 @@ class Slice:
         """Whether there is something that the store has not been told."""
         totals = (self.charged, self.refunded)
         risky = bool(self._recent) and not self.held  # it is to fall as soon as nothing happens
-        return (
-            risky or bool(self._taken) or totals != self._acknowledged or self.using != self._told
-        )
+        held = (self.using, self.open)
+        return risky or bool(self._taken) or totals != self._acknowledged or held != self._told
 
     def follow(self, limit: Limit) -> None:
         """Take over a changed amount. What is lost of it is lost here, until the store says."""
@@ -145,7 +144,7 @@ class Slice:
         self._taken, self._peak = 0, self.using
         if self.grant.recalled:
             self.free = min(self.free, likely)
-        self._sent, self._told = (self.charged, self.refunded), self.using
+        self._sent, self._told = (self.charged, self.refunded), (self.using, self.open)
         return Report(
             self.limit,
             need=self.using + max(0, self.free) + waiting,

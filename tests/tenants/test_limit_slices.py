@@ -119,6 +119,23 @@ def test_what_was_not_used_is_given_back_once():
     assert (calls.using, calls.need) == (0, 4)
 
 
+def test_a_call_that_used_all_that_it_reserved_is_told_to_have_ended():
+    """Else others go on believing that something may come back of it."""
+    opened = Book((TOKENS,), 0)
+    opened.report([MANY])
+    opened.renew([granted(1000)], 0, LEASE)
+    taken = opened.reserve({Measure.TOKENS: 1000}, 0)
+    for _ in range(20):  # until what was taken is no news
+        (report,) = opened.report([])
+        opened.renew([granted(0, used=1000)], 0, LEASE)
+    assert (report.charged, report.open, opened.changed) == (1000, 1000, False)
+    assert taken.settle({Measure.TOKENS: 1000})
+    assert opened.changed
+    (report,) = opened.report([])
+    opened.renew([granted(0, used=1000)], 0, LEASE)
+    assert (report.refunded, report.open, opened.changed) == (0, 0, False)
+
+
 def test_an_extended_reservation_is_settled_as_one():
     opened = book(granted(100), granted(4))
     taken, more = take(opened, 30), take(opened, 20, calls=0)
