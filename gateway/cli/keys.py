@@ -2,6 +2,7 @@
 
 import re
 from datetime import UTC, datetime
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -189,8 +190,8 @@ def rotate(public_id: str, overlap: int, config_file: Path | None, as_json: bool
 
 
 def _end(seconds: int | None) -> int | None:
-    """The instant in Unix seconds that is `seconds` from now."""
-    return None if seconds is None else int(datetime.now(UTC).timestamp()) + seconds
+    """The whole Unix second that is `seconds` from now, or just after."""
+    return None if seconds is None else ceil(datetime.now(UTC).timestamp()) + seconds
 
 
 def _public_id(text: str) -> str:

@@ -18,7 +18,8 @@ local old = redis.call('HMGET', KEYS[1], 'tenant', 'expires', 'revoked', 'disabl
 if not old[1] then
   return 'NO_KEY'
 end
-local now = redis.call('TIME')[1]
+local time = redis.call('TIME')
+local now = time[1]
 local expires = tonumber(old[2] or '')
 if old[3] == '1' or old[4] == '1' or (expires and expires <= tonumber(now)) then
   return 'DEAD'
@@ -46,6 +47,9 @@ else
 end
 
 local last = now + ARGV[4]
+if last > tonumber(now) and tonumber(time[2]) > 0 then
+  last = last + 1 -- a key ends with a second, and must not end before its overlap
+end
 if expires and expires < last then
   last = expires
 end

@@ -209,6 +209,20 @@ async def test_rotation_overlaps(store: Store) -> None:
     assert set((await store.list_keys("gold")).found) == {old.public_id, new.key.public_id}
 
 
+@pytest.mark.parametrize("overlap", [1, 60])
+async def test_a_rotated_key_lives_its_whole_overlap(store: Store, overlap: int) -> None:
+    await store.create_tenant(Tenant("gold"))
+    old = (await store.create_key("gold")).key.public_id
+    for part in (0.2, 0.5, 0.9):  # of a second: a key ends with a whole one
+        await asyncio.sleep((part - time.time()) % 1)
+        asked = time.time()
+        await store.rotate_key(old, overlap)
+        ending = (await store.get_key(old)).expires
+        assert ending is not None
+        assert asked + overlap <= ending < time.time() + overlap + 1
+        await store.update_key(old, expires=None)
+
+
 async def test_rotation_never_prolongs_a_key(store: Store) -> None:
     await store.create_tenant(Tenant("gold"))
     end = int(time.time()) + 30
