@@ -1,11 +1,11 @@
 """Threads for what takes time by the size of a body: parsing, templates, tokenising."""
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from typing import ParamSpec, TypeVar
+
+from gateway.turns import Turns
 
 ArgsT = ParamSpec("ArgsT")
 ResultT = TypeVar("ResultT")
@@ -19,8 +19,7 @@ class Workers:
 
     def __init__(self, threads: int) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tokenise")
-        self._turns: dict[str, asyncio.Lock] = {}
-        self._users: Counter[str] = Counter()
+        self._turns = Turns(threads, 1)
 
     async def run(
         self,
@@ -31,20 +30,9 @@ class Workers:
     ) -> ResultT:
         """The result of `function`, run in a thread once it is the tenant's turn."""
         loop = asyncio.get_running_loop()
-        async with self._turn(tenant):
+        async with self._turns.take(tenant):
             return await loop.run_in_executor(self._pool, lambda: function(*args, **kwargs))
 
     def close(self) -> None:
         """Wait for what is at work; what still waits is cancelled."""
         self._pool.shutdown(wait=True, cancel_futures=True)
-
-    @asynccontextmanager
-    async def _turn(self, tenant: str) -> AsyncIterator[None]:
-        self._users[tenant] += 1
-        try:
-            async with self._turns.setdefault(tenant, asyncio.Lock()):
-                yield
-        finally:
-            self._users[tenant] -= 1
-            if not self._users[tenant]:
-                del self._users[tenant], self._turns[tenant]

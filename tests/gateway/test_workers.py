@@ -42,5 +42,5 @@ def test_errors_pass_through_and_nothing_is_kept():
         return workers
 
     workers = asyncio.run(scenario())
-    assert not workers._turns
-    assert not workers._users
+    assert not workers._turns._turns
+    assert not workers._turns._users
