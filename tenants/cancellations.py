@@ -109,7 +109,7 @@ class Cancellations:
             entry, _, told = text.partition(" ")
             hear(entry, told)
 
-        await self._connection.listen(CHANNEL, hear_now, catch_up)
+        await self._connection.listen({CHANNEL: hear_now}, catch_up)
 
     async def _missed(self, client: Any) -> list[tuple[str, dict[str, str]]]:
         seconds, _ = await client.time()

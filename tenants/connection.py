@@ -5,7 +5,7 @@ since a script may reach a record whose name it finds in another.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 from redis import asyncio as redis
@@ -97,20 +97,19 @@ class Connection:
 
     async def listen(
         self,
-        channel: str,
-        on_message: Callable[[str], None],
+        channels: Mapping[str, Callable[[str], None]],
         on_listening: Callable[[], Awaitable[None]] = _nothing,
     ) -> None:
-        """Hand on every message of `channel`, for ever; reconnects by itself.
+        """Hand every message of each channel to its function, for ever; reconnects by itself.
 
-        Whenever messages are heard again from now on, `on_listening` is called first: others may
-        have been missed before.
+        Whenever messages are heard again from now on, `on_listening` is called first, once for
+        each channel: others may have been missed before.
         """
 
         async def until_broken() -> None:
             async with self._client.pubsub() as subscription:
-                await subscription.subscribe(channel)
-                await _hand_on(subscription, on_message, on_listening)
+                await subscription.subscribe(*channels)
+                await _hand_on(subscription, channels, on_listening)
 
         again = retry_if_exception_type((RedisError, StoreUnavailable))
         await AsyncRetrying(wait=_PAUSE, retry=again)(until_broken)
@@ -147,7 +146,7 @@ async def cancelled(*tasks: asyncio.Task[Any]) -> None:
 
 async def _hand_on(
     subscription: Any,
-    on_message: Callable[[str], None],
+    channels: Mapping[str, Callable[[str], None]],
     on_listening: Callable[[], Awaitable[None]],
 ) -> None:
     """Returns never; raises RedisError when the connection breaks or falls silent."""
@@ -159,7 +158,7 @@ async def _hand_on(
                 raise RedisConnectionError("the subscription does not answer")
             await subscription.ping()
         elif message["type"] == "message":
-            on_message(message["data"])
+            channels[message["channel"]](message["data"])
         elif message["type"] == "subscribe":
             await on_listening()
         asked = message is None

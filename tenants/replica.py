@@ -26,6 +26,11 @@ class Replica:
     name: str
 
 
+def place_of(name: str) -> str:
+    """The place of the replica called so."""
+    return name[:_PLACE_LENGTH]
+
+
 def claim(folder: Path) -> Replica:
     """Take the first free place in `folder`, until this process ends.
 

@@ -10,14 +10,14 @@ Records, all under the prefix `wm:`
     audit               stream, the last changes of all this and by whom (`tenants.audit`)
     limits:<id>         what was used of the tenant's limits and who leases what (`tenants.leases`)
     call:<id>:<hash>    hash, one call under an idempotency key (`tenants.calls`)
-    calls:<id>          sorted set of the tenant's kept answers, scored by when they go away
-    call-bytes:<id>     hash, their sizes
+    calls:<id>, call-bytes:<id>  sorted set of kept answers, by when they go; hash of their sizes
     cancelled           stream of late cancellations (`tenants.cancellations`)
-    winners:<id>        hash, who won the races of the tenant's late tasks
-    won:<id>            sorted set of these tasks, scored by when they go away
+    winners:<id>, won:<id>  hash of who won the tenant's late races; their tasks, by when they go
+    servers             sorted set of servers, scored by when they were last seen
 and the channels
     changes             what keys of a cache are stale (`tenants.changes`)
     cancellations       what was cancelled
+    questions, answers:<server>  what servers ask each other (`tenants.questions`)
 """
 
 import secrets
@@ -312,7 +312,7 @@ class Store:
 
         Those made while the connection is broken are missed, so caches need a short life as well.
         """
-        await self._connection.listen(CHANNEL, lambda text: on_change(read_change(text)))
+        await self._connection.listen({CHANNEL: lambda text: on_change(read_change(text))})
 
     async def lookup(self, public_id: str) -> Principal | None:
         """A key and its tenant as they are at one instant; None when there is no such key.

@@ -187,7 +187,7 @@ async def test_a_listener_ends_when_told_to_even_while_it_connects(
     monkeypatch.setattr("tenants.connection._CANCEL_SECONDS", 0.02)  # it waits most of the time
     for head_start in range(12):  # turns of the loop; at some of them one is swallowed
         connection = Connection(valkey_url)
-        listening = asyncio.create_task(connection.listen("channel", lambda _: None))
+        listening = asyncio.create_task(connection.listen({"channel": lambda _: None}))
         for _ in range(head_start):
             await asyncio.sleep(0)
         await asyncio.wait_for(cancelled(listening), 10)
