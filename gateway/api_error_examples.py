@@ -194,6 +194,9 @@ ELSEWHERE: Mapping[str, str] = {
     "internal_error": (
         "tests/gateway/test_refusals.py::test_an_unexpected_failure_is_500_without_details"
     ),
+    "servers_silent": (
+        "tests/gateway/test_shared_tasks.py::test_what_nobody_could_be_asked_about_is_503_and_not_404"
+    ),
     "usage_unrecorded": (
         "tests/gateway/test_usage.py::test_while_usage_cannot_be_written_down_no_new_work_is_taken"
     ),

@@ -168,7 +168,7 @@ OPERATIONS: Mapping[str, tuple[Example, ...]] = {
             "/v1/tasks/tour",
             _KEY,
             """{
-  "object": "task", "task": "tour", "committed": null,
+  "object": "task", "task": "tour", "complete": true, "missing_servers": 0, "committed": null,
   "states": {"queued": 0, "prefill": 0, "decode": 0, "ended": 1, "refused": 0},
   "causes": {"length": 1}, "usage": {"…": "…"}, "cancellation_lag_tokens": 0,
   "sequences": [{
@@ -215,7 +215,7 @@ OPERATIONS: Mapping[str, tuple[Example, ...]] = {
             "/v1/requests/hello/explain",
             _KEY,
             """{
-  "object": "explanation", "request": "hello",
+  "object": "explanation", "request": "hello", "complete": true, "missing_servers": 0,
   "sequences": [{
     "sequence": "…", "model": "…", "task": "tour", "finished": true, "cause": "length",
     "latency_ns": "…",

@@ -42,6 +42,7 @@ class Reason(StrEnum):
     SERVER_BUSY = "server_busy"
     ENGINE_NOT_READY = "engine_not_ready"
     STORE_UNAVAILABLE = "store_unavailable"
+    SERVERS_SILENT = "servers_silent"
     USAGE_UNRECORDED = "usage_unrecorded"
     INTERNAL = "internal"
 
@@ -278,6 +279,14 @@ TABLE: Mapping[Cause | Reason, Row] = {
         "overloaded_error",
         "store_unavailable",
         "API keys cannot be checked at the moment; retry after the time given.",
+        Retry.LATER,
+        2000,
+    ),
+    Reason.SERVERS_SILENT: Row(
+        503,
+        "overloaded_error",
+        "servers_silent",
+        "Not all servers have said what they know; retry after the time given.",
         Retry.LATER,
         2000,
     ),

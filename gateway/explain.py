@@ -1,17 +1,19 @@
 """`GET /v1/requests/{id}/explain`: where the time of one's own call went.
 
-Answers as long as the event log keeps the call's events. Other tenants are not named: what they
-were served meanwhile is one number.
+Each server answers as long as its event log keeps the call's events. Other tenants are not named:
+what they were served meanwhile is one number.
 """
 
 from collections.abc import Sequence
 
+from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from gateway.auth import admit
 from gateway.call import Call
-from gateway.errors import ApiError, Reason
+from gateway.errors import Reason
+from gateway.everywhere import MOST_SEQUENCES, Dated, Everywhere, newest
 from gateway.lineage import check_id
 from gateway.state import Gateway
 from telemetry.events import Event, SequenceArrived, SequenceRefused
@@ -19,36 +21,41 @@ from telemetry.explain import explain
 from telemetry.waterfall import Taken, Waterfall
 from tenants.model import READ
 
-MOST_SEQUENCES = 128  # of one request id, which callers may use again; the newest are told
+read_part = TypeAdapter(list[Dated]).validate_python
 
 
 class Explain:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        self._everywhere = Everywhere(gateway, "explanation", "call", self._part, read_part)
 
     async def request(self, request: Request) -> JSONResponse:
         """Every choice of the call, with its parts; one that still runs, up to now."""
-        gateway = self._gateway
-        principal = await admit(Call.of(request.scope), gateway, READ)
+        principal = await admit(Call.of(request.scope), self._gateway, READ)
         name = check_id("request", request.path_params["request"], Reason.INVALID_VALUE)
-        tenant = principal.tenant.id
-        found = await gateway.search(tenant, find_and_explain, name)
-        if not found:
-            raise ApiError(
-                Reason.NOT_FOUND,
-                f"No call {name!r} of yours is known to this server, or not any more.",
-            )
+        found = await self._everywhere.find(principal.tenant.id, name)
         return JSONResponse(
             {
                 "object": "explanation",
                 "request": name,
-                "sequences": [describe(model, waterfall) for model, waterfall in found],
+                **found.standing(),
+                "sequences": [one for _, one in newest(found.parts)],
             }
         )
 
+    async def _part(self, tenant: str, request: str) -> list[Dated] | None:
+        """The sequences of it that this server has computed or refused."""
+        epoch = self._gateway.epoch
+        found = await self._gateway.search(tenant, find_and_explain, request)
+        dated = [(epoch + one.arrived, describe(model, one)) for model, one in found]
+        return newest([dated]) or None
+
 
 def find_and_explain(events: Sequence[Event], tenant: str, request: str) -> list[Waterfall]:
-    """The waterfalls of all sequences of a tenant's request, in order of arrival."""
+    """The waterfalls of a tenant's request's newest sequences, in order of arrival.
+
+    Callers may use a request's id again.
+    """
     numbers = [
         event.sequence
         for event in events

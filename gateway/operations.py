@@ -35,6 +35,7 @@ _ELSEWHERE = frozenset(
         Reason.ALREADY_EXISTS,
         Reason.KEY_NOT_ACTIVE,
         Reason.RECORD_DAMAGED,
+        Reason.SERVERS_SILENT,
     }
 )
 # Of the engine's seam for constraints alone: nothing that can be asked for over HTTP has one.
@@ -42,6 +43,7 @@ UNSERVED = frozenset({Cause.CONSTRAINT})
 _GENERATION = frozenset(TABLE) - _ELSEWHERE - UNSERVED
 _VALUE = frozenset({Reason.INVALID_VALUE})
 _ABSENT = frozenset({Reason.NOT_FOUND})
+_SOUGHT = _ABSENT | {Reason.SERVERS_SILENT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +195,12 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "GET",
         _TASK,
-        "Tell how one's own task stands on the server that is asked.",
-        ("object", "task", "committed", "states", "causes", "usage", "sequences"),
-        refusals=_TENANTS | _VALUE | _ABSENT,
+        "Tell how one's own task stands, on all servers of the store.",
+        (
+            *("object", "task", "complete", "missing_servers", "committed", "states", "causes"),
+            *("usage", "cancellation_lag_tokens", "sequences"),
+        ),
+        refusals=_TENANTS | _VALUE | _SOUGHT,
     ),
     _cancel(_TASK),
     _cancel(_RUN),
@@ -212,9 +217,9 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "GET",
         "/v1/requests/{request}/explain",
-        "Tell where the time of one's own call went, on the server that answered it.",
-        ("object", "request", "sequences"),
-        refusals=_TENANTS | _VALUE | _ABSENT,
+        "Tell where the time of one's own call went, whichever server of the store answered it.",
+        ("object", "request", "complete", "missing_servers", "sequences"),
+        refusals=_TENANTS | _VALUE | _SOUGHT,
     ),
     Operation(
         "GET",

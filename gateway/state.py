@@ -85,6 +85,11 @@ class Gateway:
     def authenticator(self) -> Authenticator:
         return self.access.authenticator
 
+    @property
+    def epoch(self) -> int:
+        """The instant from which monotonic times count, in Unix ns: to compare those of servers."""
+        return self.clock.wall() - self.clock.now()
+
     async def search(
         self, tenant: str, fold: Search[FoundT], name: str
     ) -> list[tuple[str, FoundT]]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from gateway.config import StoreSettings
 from gateway.courier import Courier
+from gateway.informant import Informant
+from gateway.inquirer import Inquirer
 from gateway.store_health import StoreHealth
 from telemetry.clock import Clock
 from tenants.auth import Authenticator
@@ -15,7 +17,9 @@ from tenants.connection import cancelled
 from tenants.departed import Departed
 from tenants.embedded import EmbeddedStoreError, EmbeddedValkey
 from tenants.leases import Leases
+from tenants.questions import Question, Questions
 from tenants.replica import claim
+from tenants.servers import Servers
 from tenants.store import SchemaMismatch, Store, StoreUnavailable
 
 STORE_CHECK_SECONDS = 1.0  # known keys go on working meanwhile
@@ -37,6 +41,8 @@ class StoreAccess:
     health: StoreHealth
     leases: Leases
     courier: Courier
+    inquirer: Inquirer
+    informant: Informant
     departed: Departed
 
 
@@ -78,18 +84,32 @@ async def connected(
     courier = Courier(store.cancellations)
     health = StoreHealth(clock)
     authenticator = Authenticator(store, clock, lambda: health.away)
-    access = StoreAccess(store, authenticator, health, leases, courier, departed)
+    own = departed.replica.name
+    questions, servers = Questions(store.connection, own), Servers(store.connection, own)
+    inquirer = Inquirer(questions, servers, lambda: courier.alone, lambda: health.away)
+    informant = Informant(questions, own)
+    access = StoreAccess(
+        store, authenticator, health, leases, courier, inquirer, informant, departed
+    )
+
+    def hear(question: Question) -> None:
+        inquirer.hear(question)
+        informant.hear(question)
+
     tasks = [
         asyncio.create_task(store.follow(access.authenticator.forget)),
         asyncio.create_task(_watch(access, embedded)),
         asyncio.create_task(leases.run()),
         asyncio.create_task(store.cancellations.follow(courier.hear)),
         asyncio.create_task(courier.run()),
+        asyncio.create_task(servers.run()),
+        asyncio.create_task(questions.follow(hear, inquirer.take)),
     ]
     try:
         yield access
     finally:
         await cancelled(*tasks)
+        await servers.leave()
         await leases.close()
         await store.close()
 

@@ -262,6 +262,35 @@ def test_one_call_at_a_time_from_server_to_server(pair):
         assert answer.status_code == 200, answer.text
 
 
+def test_what_a_killed_server_did_for_a_task_is_missed(pair):
+    """Nobody can say whether it knew another task, until it is known to be gone."""
+    key = pair.tenant("told")
+    headers = {"authorization": f"Bearer {key}", "x-task-id": "both"}
+    kept, lost = pair.replicas
+
+    def look(task: str = "both") -> httpx.Response:
+        return httpx.get(f"{kept.url}/v1/tasks/{task}", headers=headers, timeout=60)
+
+    for replica in pair.replicas:
+        url = f"{replica.url}/v1/completions"
+        httpx.post(url, json=BODY, headers=headers, timeout=60).raise_for_status()
+    end = time.monotonic() + 60
+    while not (state := look().json())["complete"]:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert state["usage"]["total_tokens"] == 2 * SPENT
+    lost.kill()
+    state = look().json()
+    assert (state["complete"], state["missing_servers"]) == (False, 1)
+    assert state["usage"]["total_tokens"] == SPENT
+    assert look("never").json()["error"]["code"] == "servers_silent"
+    lost.start()  # in its former place
+    lost.ready()
+    while look("never").status_code != 404:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
 def test_what_a_killed_server_held_comes_back(pair):
     """When its lease is over, unless it is started again; what it had reserved stays spent."""
     key = pair.tenant("lost", concurrency=2, tokens_per_day=1000)
