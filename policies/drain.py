@@ -50,7 +50,8 @@ class Departures:
     The fluid knows who waits now, not who will come; what it leaves out shows here. A departure is
     the end of running work of the queue's own, or of a place held in line that nobody came for. It
     counts, with the time since the one before, if somebody waited through all of that time. What
-    the process stood still of it does not count.
+    the process stood still of it does not count, and the rest as what it would have been at the
+    usual speed.
     """
 
     __slots__ = ("last", "lost", "seconds", "sequences", "tokens")
@@ -60,17 +61,20 @@ class Departures:
         self.lost = 0  # ns of standstill until then
         self.sequences = self.tokens = self.seconds = 0.0  # fading
 
-    def observe(self, now: int, arrived: int, tokens: int, lost: int = 0) -> None:
+    def observe(
+        self, now: int, arrived: int, tokens: int, lost: int = 0, slowness: float = 1.0
+    ) -> None:
         """Work with `tokens` prompt tokens left at `now`; the first waiter `arrived` then (ns).
 
-        In all, `lost` ns were standstill until now.
+        In all, `lost` ns were standstill until now; lately, work takes `slowness` times as long as
+        usual.
         """
         if arrived < self.last:
             seconds = max(0, now - self.last - (lost - self.lost)) / 1e9
             kept = exp(-seconds / MEMORY)
             self.sequences = kept * self.sequences + 1
             self.tokens = kept * self.tokens + tokens
-            self.seconds = kept * self.seconds + seconds
+            self.seconds = kept * self.seconds + seconds / slowness
         self.last, self.lost = now, lost
 
 

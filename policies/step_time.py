@@ -5,9 +5,16 @@ each linear in what the step holds. Both are fitted by weighted recursive least 
 System Identification, 1999, section 11.2) on relative errors. A step teaches the piece that
 explains it best (k-plane clustering, Bradley and Mangasarian 2000), and any piece that claims more
 time than was measured, since the larger one would have been believed.
+
+The pieces remember a thousand steps, but what else runs on a machine changes its speed within
+seconds. So what they leave unexplained is followed quickly by one factor for all steps, the
+exponentially weighted mean of its logarithm. As much of that as errors that have nothing to do with
+each other would come to is not believed (soft thresholding, Donoho 1995); what is believed is taken
+out of the times from which the pieces learn.
 """
 
 from dataclasses import dataclass, field
+from math import copysign, exp, log, sqrt
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +32,9 @@ MOST_SET_ASIDE = 8  # of a kind in a row; then the device has changed, until one
 WARM_UP = 32  # steps before any counts as an outlier
 KNOWN = 8  # steps of a kind before one of it does
 ERROR_WEIGHT = 0.02  # of a new step in the running mean of errors
+SPEED_WEIGHT = 0.15  # of a new step in the speed of lately
+MOST_SPEED = log(2.0)  # by which one step may differ from that
+CHANCE = 2 * sqrt(SPEED_WEIGHT / (2 - SPEED_WEIGHT))  # typical errors: two of such a mean's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +114,8 @@ class StepTimeModel:
         self._known = [0, 0, 0]  # steps learned from, by kind
         self._set_aside = [0, 0, 0]
         self._error = 0.0
+        self._drift = 0.0  # log of what steps take lately over what the pieces say
+        self._slowness = 1.0  # what of that is believed
 
     @property
     def steps(self) -> int:
@@ -115,9 +127,17 @@ class StepTimeModel:
         """Running mean of the relative error of predictions, outliers excluded."""
         return self._error
 
+    @property
+    def slowness(self) -> float:
+        """How many times as long as usual steps take lately."""
+        return self._slowness
+
     def predict(self, work: StepWork) -> float:
         """Seconds this step will take; 0 before anything was observed."""
-        features = work.features()
+        return self._slowness * self._claimed(work.features())
+
+    def _claimed(self, features: tuple[float, ...]) -> float:
+        """Seconds by the two pieces."""
         return max(self._memory.predict(features), self._compute.predict(features), 0.0)
 
     def observe(self, work: StepWork, seconds: float) -> bool:
@@ -137,7 +157,8 @@ class StepTimeModel:
         self._known[kind] += 1
         self._seen += 1
         self._error += max(ERROR_WEIGHT, 1 / self._seen) * (error - self._error)
-        self._teach(features, seconds)
+        self._teach(features, seconds / self._slowness)
+        self._follow_speed(features, seconds)
         return True
 
     def _is_slow(self, kind: int, excess: float) -> bool:
@@ -160,3 +181,13 @@ class StepTimeModel:
         for piece, over in ((self._memory, memory), (self._compute, compute)):
             if piece is closest or over > OVERCLAIM * seconds:
                 piece.learn(features, seconds)
+
+    def _follow_speed(self, features: tuple[float, ...], seconds: float) -> None:
+        """Let the speed answer for what the pieces did not learn from a step."""
+        claimed = self._claimed(features)
+        if self._seen <= WARM_UP or claimed <= 0:
+            return
+        rest = log(seconds / claimed) - self._drift
+        self._drift += SPEED_WEIGHT * max(-MOST_SPEED, min(MOST_SPEED, rest))
+        believed = max(0.0, abs(self._drift) - CHANCE * self._error)
+        self._slowness = exp(copysign(believed, self._drift))

@@ -82,7 +82,7 @@ def places_seconds(
     if not fluid:
         return 0.0
     left = price.of(seen.sequences, seen.tokens) + BELIEF * work / fluid
-    moving = work * (BELIEF + seen.seconds) / left
+    moving = work * (BELIEF + seen.seconds * state.step_time.slowness) / left
     return max(min(fluid, moving), moving * (1 - put_aside / sequences))
 
 

@@ -208,9 +208,9 @@ class KernelState:
         first = next(self.waiting.front(flow), None)
         if first is not None:
             usual = bounded(self.standstill.open(now), self.outlook.step_seconds)
-            lost = self.standstill.by(now, usual)
+            lost, slowness = self.standstill.by(now, usual), self.step_time.slowness
             for node in (*flow.upward(), self.tree.root):
-                node.departures.observe(now, first.arrived, tokens, lost)
+                node.departures.observe(now, first.arrived, tokens, lost, slowness)
 
     def condemn(self, detail: str, now: int) -> None:
         """Emit the terminal event of every live sequence and change nothing else.

@@ -91,6 +91,20 @@ def test_pauses_that_come_again_and_again_are_part_of_what_is_foretold():
     assert place(world) > 3 * usual
 
 
+@pytest.mark.parametrize(("times", "error"), [(6.0, 0.7), (1.5, 0.2), (1 / 3, 0.35)])
+def test_a_machine_that_changes_its_speed_for_a_while_is_foretold_so_while_it_does(times, error):
+    """For as long as 500 steps, and it is known after 100."""
+    machine, world = machine_and_world()
+    work(world, 200)
+    usual = place(world)
+    for speed in (times, 1.0):
+        machine.slower = speed
+        work(world, 100)
+        assert place(world) == pytest.approx(speed * usual, rel=error)
+        work(world, 400)
+        assert place(world) == pytest.approx(speed * usual, rel=0.25)
+
+
 def test_promises_keep_nobody_out_of_an_idle_engine():
     """Whoever was promised a place of the queue finds it; who starts at once takes none of them."""
     _, world = machine_and_world()

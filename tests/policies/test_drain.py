@@ -67,6 +67,16 @@ def test_rates_are_max_min_fair(demands, capacity):
         assert all(level <= min(levels) * (1 + 1e-6) for level in satisfied)
 
 
+def test_departures_from_a_slow_machine_count_as_at_its_usual_speed():
+    slow, usual = Departures(), Departures()
+    for second in range(10):
+        slow.observe(6 * second * 10**9, 0, 40, slowness=6.0)
+        usual.observe(second * 10**9, 0, 40)
+    fading = [exp(-6 * second / MEMORY) for second in range(8)]
+    assert slow.seconds == pytest.approx(sum(fading))
+    assert slow.seconds / slow.sequences == pytest.approx(usual.seconds / usual.sequences)
+
+
 def test_departures_count_while_somebody_waits_through():
     """The first has none before it, and nobody waited all the time from the second to the third."""
     seen = Departures()

@@ -82,6 +82,41 @@ def test_it_follows_a_device_that_slows_down():
     assert held_out_error(model, lambda work: 2 * linear(work)) <= 0.03
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("times", "error"), [(6, 0.15), (1.4, 0.05), (1 / 1.4, 0.05), (1 / 6, 0.25)]
+)
+def test_a_change_of_speed_is_followed_within_fifty_steps(device, times, error):
+    model, random = trained(device, 1500), Random(7)
+    for speed in (times, 1):
+        for _ in range(50):
+            work = draw(random)
+            model.observe(work, speed * device(work))
+        assert held_out_error(model, lambda work, speed=speed: speed * device(work)) <= error
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_lasting_change_of_speed_is_learned_from_steps_that_vary(device):
+    model, random = trained(device, 600, jitter=0.03), Random(50)
+    for _ in range(3000):
+        work = draw(random)
+        model.observe(work, 2 * device(work) * (1 + 0.03 * random.gauss(0, 1)))
+    assert held_out_error(model, lambda work: 2 * device(work)) <= 0.04
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("seed", range(2))
+def test_steps_that_only_vary_are_not_taken_for_a_change_of_speed(device, seed):
+    model, random = trained(device, 1500), Random(seed)
+    errors = []
+    for _ in range(30):
+        for _ in range(10):
+            work = draw(random)
+            model.observe(work, device(work) * random.uniform(0.85, 1.15))
+        errors.append(held_out_error(model, device))
+    assert sum(errors) / len(errors) <= 0.012
+
+
 def test_a_hiccup_is_set_aside_and_a_quicker_step_is_believed():
     model = trained(linear, 500)
     work = StepWork(decode_sequences=16, context_tokens=4000)
