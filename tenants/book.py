@@ -76,9 +76,9 @@ class Book:
         self.renewed = now  # when the last answered report was sent
         self._valid_until = -1
         self._reported: list[Slice] = []
-        self.follow(limits)
+        self.follow(limits, now)
 
-    def follow(self, limits: Sequence[Limit]) -> None:
+    def follow(self, limits: Sequence[Limit], now: int) -> None:
         """Take over the tenant's limits as they stand now."""
         if limits == self.limits:
             return
@@ -86,7 +86,7 @@ class Book:
         before = self.slices
         self.slices = {}
         for limit in limits:
-            piece = before.get(limit.name) or Slice(limit)
+            piece = before.get(limit.name) or Slice(limit, now)
             piece.follow(limit)
             self.slices[limit.name] = piece
 

@@ -62,10 +62,10 @@ class Entry:
             self._told[limit.name] = now
             log.info("tenant %s has reached its %s of %d", self.tenant.id, limit.name, limit.amount)
 
-    def follow(self, tenant: Tenant) -> None:
+    def follow(self, tenant: Tenant, now: int) -> None:
         """Take over the tenant's settings as they stand now."""
         self.tenant = tenant
-        self.book.follow(limits_of(tenant))
+        self.book.follow(limits_of(tenant), now)
 
     def refusal(self, demand: Amounts, now: int) -> Shortage | None:
         """What makes it pointless to ask the store for `demand`, if anything does."""

@@ -122,7 +122,7 @@ class Leases:
         if entry is None:
             entry = self._entries[tenant.id] = Entry(tenant, now)
         elif entry.tenant is not tenant:  # read anew, and perhaps changed
-            entry.follow(tenant)
+            entry.follow(tenant, now)
         return entry
 
     async def _ask(self, entry: Entry, demand: Amounts, now: int) -> Reservation | Shortage:
@@ -271,6 +271,7 @@ def as_row(report: Report) -> list[object]:
         report.acknowledged_refunded,
         report.start,
         report.open,
+        report.opened,
     ]
 
 

@@ -4,8 +4,9 @@ The store's account of a limit is `used + what all replicas hold <= limit`, alwa
 charged when it is made and refunded when it is settled, so what a lost replica had reserved stays
 charged, until its journals say what was used (`tenants.departed`), and what it merely held comes
 back. So that nothing it reserved since its last report is missed, each report says how much may be
-reserved until the next one is acknowledged, and that is charged to the lost. Charges and refunds
-are reported as running totals: a report that is sent twice counts once.
+reserved until the next one is acknowledged, and that is charged to the lost. Should a lost one
+come back after all, its report says what it reserved, and that is charged instead. Charges and
+refunds are reported as running totals: a report that is sent twice counts once.
 """
 
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ class Report:
     `using`: reserved now, of a limit on what is held; `open`: of what is charged, by calls that are
     not settled. `acknowledged_*`: totals that the store is
     known to have, for a store that has forgotten the slice. `start`: of the window they are for.
+    `opened`: which slice of this limit it is, of all that this replica ever opened.
     """
 
     limit: Limit
@@ -34,6 +36,7 @@ class Report:
     refunded: int
     acknowledged_refunded: int
     start: int
+    opened: int
     open: int = 0
 
 
@@ -63,10 +66,12 @@ class Grant:
 class Slice:
     """Amounts are whole: requests, tokens or nanos. `free` may be reserved without asking, and of
 
-    what is spent no more than `allowance` between reports, unless the store is away.
+    what is spent no more than `allowance` between reports, unless the store is away. `opened`: when
+    it was, in monotonic ns; totals are from then.
     """
 
     limit: Limit
+    opened: int
     held: bool = field(init=False)  # whether it is a limit on what is held, which is never spent
     free: int = 0
     allowance: int = 0
@@ -156,6 +161,7 @@ class Slice:
             refunded=self.refunded,
             acknowledged_refunded=self._acknowledged[1],
             start=self.grant.start,
+            opened=self.opened,
             open=self.open,
         )
 

@@ -6,7 +6,7 @@
 --       the last token: {whether all predecessors', names of dead replicas},
 --       then for each tenant JSON: {number of the call, whether to leave, slices}, each slice
 --       {limit's name, measure, window, limit, need, spare, risk, using, charged, known, refunded,
---       known, start, open}.
+--       known, start, open, opened}; a slice that was opened anew has other totals.
 -- Returns for each tenant nothing for a call that was overtaken by a later one, a text that says
 -- what is wrong for one whose book cannot be read (which is left as it is), else for each slice
 -- {held, used, idle elsewhere, start of its window, ms until it ends, whether others are short,
@@ -131,13 +131,31 @@ local function settle_lost(account, tenant)
   end
 end
 
-local function renew(account, told, replicas, tenant)
+-- This replica's slice. One that was thought to be dead takes up where it was, and what it may have
+-- reserved since is not charged any more: it says what it did. That is so only if it says it in a call
+-- that it made since, and of the same slice.
+local function slice_of(account, told, tenant, call)
+  local mine, was = account.slices[REPLICA], account.lost and account.lost[REPLICA]
+  if not mine and was then
+    mine, account.lost[REPLICA] = was, nil
+    mine.held = 0
+    if was.opened == told.opened and was.call < call then
+      account.used, mine.spent = account.used - was.risked, mine.spent - was.risked
+    end
+  end
+  mine = mine or { held = 0, spent = 0, base = journaled(REPLICA, tenant, account) }
+  if mine.opened ~= told.opened then
+    mine.opened, mine.charged, mine.refunded = told.opened, told.known_charged, told.known_refunded
+  end
+  account.slices[REPLICA] = mine
+  return mine
+end
+
+local function renew(account, told, replicas, tenant, call)
   local start, finish = window_of(told.window)
   account.window, account.measure = told.window, told.measure
   advance(account, told.window, told.limit, start)
-  local mine = account.slices[REPLICA] or { held = 0, using = 0, risk = 0, charged = told.known_charged,
-    refunded = told.known_refunded, base = journaled(REPLICA, tenant, account) }
-  account.slices[REPLICA] = mine
+  local mine = slice_of(account, told, tenant, call)
   settle(account, mine, told)
   settle_lost(account, tenant)
   local held, using, open = others_of(account)
@@ -153,8 +171,9 @@ local function renew(account, told, replicas, tenant)
     open }
 end
 
--- Remember what a dead replica was charged of a budget, until the ledger says what it used.
-local function remember(account, name, lost, risked)
+-- Remember what a dead replica was charged of a budget, until the ledger says what it used, or the
+-- replica itself does, with a call that is later than its last one.
+local function remember(account, name, lost, risked, call)
   if account.start == 0 or not lost.spent or not lost.base then
     return
   end
@@ -163,10 +182,11 @@ local function remember(account, name, lost, risked)
   for _ in pairs(account.lost) do
     count = count + 1
   end
-  if was then -- it was thought to be dead before
+  if was then -- it was thought to be dead before, by an older server
     was.spent = was.spent + lost.spent + risked
   elseif count < MOST_LOST then
-    account.lost[name] = { spent = lost.spent + risked, base = lost.base }
+    account.lost[name] = { spent = lost.spent + risked, base = lost.base, risked = risked, call = call,
+      opened = lost.opened, charged = lost.charged, refunded = lost.refunded }
   end
 end
 
@@ -184,7 +204,7 @@ local function clean(book)
         if lost then
           local risked = math.min(lost.held, lost.risk)
           account.used = account.used + risked
-          remember(account, name, lost, risked)
+          remember(account, name, lost, risked, replica.call)
           account.slices[name] = nil
         end
       end
@@ -201,7 +221,7 @@ local function leave(book)
 end
 
 local FIELDS = { 'name', 'measure', 'window', 'limit', 'need', 'spare', 'risk', 'using', 'charged', 'known_charged',
-  'refunded', 'known_refunded', 'start', 'open' }
+  'refunded', 'known_refunded', 'start', 'open', 'opened' }
 
 local function serve(book, call, leaving, slices, tenant)
   local me = book.replicas[REPLICA]
@@ -219,7 +239,7 @@ local function serve(book, call, leaving, slices, tenant)
     local account = book.accounts[told.name] or { used = 0, at = now, start = 0, slices = {},
       wanted_by = '', wanted_until = 0 }
     book.accounts[told.name], told_of[told.name] = account, true
-    answers[index] = renew(account, told, replicas, tenant)
+    answers[index] = renew(account, told, replicas, tenant, call)
   end
   for name, account in pairs(book.accounts) do
     if not told_of[name] then

@@ -1,6 +1,7 @@
 """The script of leases against every order of events: reports that come twice or are lost,
-replicas that die, limits that change."""
+replicas that die or are only thought to, limits that change."""
 
+import asyncio
 import json
 import random
 import time
@@ -58,6 +59,7 @@ class World:
         )
         self.calls = 0
         self.spent = 0  # of calls that are over, and of those that died: all they had reserved
+        self.lapsed = False  # whether one ever was: its open calls hold places that others get
         self.journals = journals  # those come in with what was used, and that is all that counts
         self.replicas = {name: self.new() for name in "abc"}
 
@@ -82,17 +84,26 @@ class World:
             self.spent += used
             me["used"] += used
 
-    async def exchange(self, name, waiting=(), *, times=1, answered=True):
+    async def exchange(self, name, waiting=(), *, times=1, answered=True, lease=60_000):
         me = self.replicas[name]
         self.calls += 1
         rows = [as_row(report) for report in me["book"].report(waiting)]
         call = json.dumps([self.calls, False, rows])
         complete = json.dumps([self.journals, []])
         for _ in range(times):
-            arguments = [f"{name}.{me['life']}", f"{name}.", "60000", "600000", complete, call]
+            arguments = [f"{name}.{me['life']}", f"{name}.", str(lease), "600000", complete, call]
             (answer,) = await self.connection.run("lease", [self.key], arguments)
         if answered:
             me["book"].renew([as_grant(row) for row in answer], 0, LEASE)
+
+    async def lapse(self, name, *, answered=True):
+        """Its lease ends, and all others find it gone; it goes on within what it has told."""
+        self.lapsed = True
+        await self.exchange(name, answered=answered, lease=1)
+        await asyncio.sleep(0.003)
+        for other in self.replicas:
+            if other != name:
+                await self.exchange(other)
 
     async def die(self, name):
         """Whatever it had reserved, reported or not, may have been used."""
@@ -113,7 +124,8 @@ class World:
 
     def check(self):
         everybody = self.replicas.values()
-        assert sum(len(me["open"]) for me in everybody) <= self.limits[0].amount
+        calls = sum(len(me["open"]) for me in everybody)
+        assert self.lapsed or calls <= self.limits[0].amount
         reserved = sum(amount for me in everybody for _, amount in me["open"])
         assert self.spent + reserved <= self.limits[1].amount
 
@@ -125,7 +137,8 @@ async def test_no_order_of_events_spends_more_than_the_limit(connection, seed, j
     for _ in range(STEPS):
         name = world.random.choice("abc")
         me = world.replicas[name]
-        match world.random.choice(("call", "call", "call", "settle", "settle", "odd", "die")):
+        happens = ("call", "call", "call", "settle", "settle", "odd", "die", "lapse")
+        match world.random.choice(happens):
             case "call":
                 waiting = world.reserve(me)
                 if waiting:
@@ -138,18 +151,28 @@ async def test_no_order_of_events_spends_more_than_the_limit(connection, seed, j
                 await world.exchange(name, answered=False)
             case "die" if world.random.random() < 0.2:
                 await world.die(name)
+            case "lapse" if seed % 2:
+                await world.lapse(name, answered=world.random.random() < 0.5)
         world.check()
 
 
 @pytest.mark.parametrize("journals", [False, True])
 @pytest.mark.parametrize("seed", range(40, 50))
 async def test_everything_comes_back_in_the_end(connection, seed, journals):
-    """Even what the dead had reserved and not used, where their journals come in."""
+    """Even what the dead had reserved and not used, where their journals come in; and what those
+
+    thought to be dead might have reserved.
+    """
     world = World(connection, seed, journals=journals)
     for name in "abcabcabc":
         for _ in range(3):
             waiting = world.reserve(world.replicas[name])
             await world.exchange(name, waiting)
+        if world.random.random() < 0.5:
+            await world.lapse(name, answered=world.random.random() < 0.5)
+            world.reserve(world.replicas[name])
+            for _ in range(world.random.randint(0, 1)):
+                await world.exchange(name)
         if journals and world.random.random() < 0.5:
             await world.die(name)
     for name in "abc":
@@ -161,6 +184,7 @@ async def test_everything_comes_back_in_the_end(connection, seed, journals):
     for name in "bcbc":  # they learn that one is short, and then give up what they do not use
         await world.exchange(name)
     await world.exchange("a", [rest])
+    assert used_of(world, "a") == world.spent
     assert isinstance(world.replicas["a"]["book"].reserve(rest, 0), Reservation)
 
 
@@ -180,3 +204,72 @@ async def test_each_is_told_what_calls_of_the_others_may_leave_over(connection):
     await world.exchange("a")
     await world.exchange("b", [{Measure.TOKENS: 500}])
     assert (short.grant.used, short.may_come_back()) == (590, 0)
+
+
+async def granted(world, name, amount):
+    """Reserve `amount` tokens, asking the store."""
+    demand = {Measure.TOKENS: amount}
+    await world.exchange(name, [demand])
+    taken = world.replicas[name]["book"].reserve(demand, 0)
+    assert isinstance(taken, Reservation)
+    return taken
+
+
+def used_of(world, name):
+    return world.replicas[name]["book"].slices["tokens_per_month"].grant.used
+
+
+@pytest.mark.parametrize("answered", [False, True])
+async def test_one_that_comes_back_is_charged_what_it_reserved(connection, answered):
+    """And not what it might have, nor twice what it had told before, answered or not."""
+    world = World(connection, 100)
+    await granted(world, "a", 100)
+    await world.lapse("a", answered=answered)  # told of 100, and that it may reserve 200 more
+    await world.exchange("b")
+    assert used_of(world, "b") == 300
+    a = world.replicas["a"]["book"]
+    late = a.reserve({Measure.TOKENS: 30}, 0) if answered else a.reserve({}, 0)
+    assert isinstance(late, Reservation)
+    used = 130 if answered else 100
+    for _ in range(2):
+        await world.exchange("a", times=2)
+        assert used_of(world, "a") == used
+    late.settle({Measure.TOKENS: 10})
+    await world.exchange("a")
+    assert used_of(world, "a") == (110 if answered else 100)
+
+
+async def test_a_call_from_before_it_was_thought_dead_does_not_bring_it_back(connection):
+    """It arrives late, and says less of what may have been reserved than a later one did."""
+    world = World(connection, 101)
+    (await granted(world, "a", 100)).settle({Measure.TOKENS: 100})
+    world.calls += 1
+    rows = [as_row(report) for report in world.replicas["a"]["book"].report([])]
+    early = [f"a.{world.replicas['a']['life']}", "a.", "1", "600000", "[false, []]"]
+    early.append(json.dumps([world.calls, False, rows]))
+    await world.exchange("a", [{Measure.TOKENS: 500}], lease=1)
+    for _ in range(2):
+        await asyncio.sleep(0.003)
+        await world.exchange("b")
+        assert used_of(world, "b") == 100 + 500 + 100  # reserved, asked for, as much as before
+        await connection.run("lease", [world.key], early)
+
+
+@pytest.mark.parametrize("lapsed", [False, True])
+async def test_a_limit_that_is_put_back_is_charged_from_the_first_token(connection, lapsed):
+    """The totals of what was opened before mean nothing for what is opened now."""
+    world = World(connection, 102)
+    (await granted(world, "a", 100)).settle({Measure.TOKENS: 100})
+    await world.exchange("a")
+    if lapsed:
+        await world.lapse("a")
+    world.replicas["a"]["book"].follow((), 1)
+    world.replicas["a"]["book"].follow(world.limits, 2)
+    await world.exchange("a", [{Measure.TOKENS: 50}])
+    for _ in range(2):  # it learns that one is short, and then gives up what it does not use
+        await world.exchange("b")
+    before = used_of(world, "a")
+    assert before >= 100
+    await granted(world, "a", 50)
+    await world.exchange("a")
+    assert used_of(world, "a") == before + 50

@@ -199,7 +199,7 @@ def test_a_refund_of_an_ended_window_is_not_credited_to_the_next():
 def test_a_changed_limit_keeps_what_is_under_way():
     opened = book(granted(100), granted(4))
     taken = take(opened, 60)
-    opened.follow((Limit("concurrency", Measure.CONCURRENCY, Window.HELD, 2),))
+    opened.follow((Limit("concurrency", Measure.CONCURRENCY, Window.HELD, 2),), 1)
     assert list(opened.slices) == ["concurrency"]
     assert opened.slices["concurrency"].using == 1
     assert taken.settle({})
