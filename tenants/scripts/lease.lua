@@ -143,7 +143,10 @@ local function slice_of(account, told, tenant, call)
       account.used, mine.spent = account.used - was.risked, mine.spent - was.risked
     end
   end
-  mine = mine or { held = 0, spent = 0, base = journaled(REPLICA, tenant, account) }
+  if not mine then -- the ledger may have what it charges only now
+    local before = journaled(REPLICA, tenant, account) - (told.charged - told.known_charged)
+    mine = { held = 0, spent = 0, base = math.max(0, before) }
+  end
   if mine.opened ~= told.opened then
     mine.opened, mine.charged, mine.refunded = told.opened, told.known_charged, told.known_refunded
   end

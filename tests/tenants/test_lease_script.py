@@ -110,17 +110,18 @@ class World:
         me = self.replicas[name]
         if self.journals:
             used = sum(self.random.randint(0, amount) for _, amount in me["open"])
-            start = windows_of(int(time.time()) // 3600)[Window.MONTH][0] * 1000
-            place, tenant = (
-                f"wm:spent:{name}.{me['life']}:month:{start}",
-                self.key[len("wm:limits:") :],
-            )
-            journaled = me["used"] + used
-            await self.connection.call(lambda c: c.hset(place, f"{tenant}/tokens", journaled))
+            await self.write_down(name, me["used"] + used)
         else:
             used = sum(amount for _, amount in me["open"])
         self.spent += used
         self.replicas[name] = self.new()
+
+    async def write_down(self, name, used):
+        """Its journal comes in, with what it `used` since it began."""
+        start = windows_of(int(time.time()) // 3600)[Window.MONTH][0] * 1000
+        place = f"wm:spent:{name}.{self.replicas[name]['life']}:month:{start}"
+        field = f"{self.key[len('wm:limits:') :]}/tokens"
+        await self.connection.call(lambda client: client.hset(place, field, used))
 
     def check(self):
         everybody = self.replicas.values()
@@ -273,3 +274,17 @@ async def test_a_limit_that_is_put_back_is_charged_from_the_first_token(connecti
     await granted(world, "a", 50)
     await world.exchange("a")
     assert used_of(world, "a") == before + 50
+
+
+async def test_usage_that_came_in_before_its_charge_is_not_taken_for_earlier_usage(connection):
+    """The store has forgotten the slice, has the journal, and hears of the charge only then."""
+    world = World(connection, 103, journals=True)
+    (await granted(world, "a", 100)).settle({Measure.TOKENS: 100})
+    world.replicas["a"]["used"] = 100
+    await connection.call(lambda client: client.delete(world.key))
+    await world.write_down("a", 100)
+    await world.exchange("a")
+    assert used_of(world, "a") == 100
+    await world.die("a")
+    await world.exchange("a")  # its successor knows that all of its journal came in
+    assert used_of(world, "a") == 100
