@@ -3,7 +3,8 @@
 A change that the store tells of (`forget`) counts at once, one whose message got lost within `ttl`.
 With the store away, keys that were seen lately go on
 working for `stale_if_error`; a key that was not can neither be let in nor called unknown. Whoever
-watches the store spares callers with such a key the wait for what it does not answer.
+watches the store spares callers with such a key the wait for what it does not answer. Keys end by
+the store's clock, so that servers whose own clocks differ, or jump, agree on it.
 """
 
 import asyncio
@@ -112,7 +113,8 @@ class Authenticator:
         presented = keys.parse(raw)
         if presented is None:
             raise AuthError(AuthReason.MALFORMED)
-        principal = await self._find(presented.public_id)
+        entry = await self._find(presented.public_id)
+        principal = entry.principal
         # Nothing about a key is told to those who do not hold its secret.
         if principal is None or not keys.matches(presented, principal.key.digest):
             raise AuthError(AuthReason.UNKNOWN)
@@ -120,7 +122,8 @@ class Authenticator:
             raise AuthError(AuthReason.REVOKED)
         if principal.key.disabled:
             raise AuthError(AuthReason.DISABLED)
-        if principal.key.expired(self._clock.wall() // NANOSECONDS):
+        unix = principal.read_at + self._clock.now() - entry.checked
+        if principal.key.expired(unix // NANOSECONDS):
             raise AuthError(AuthReason.EXPIRED)
         if principal.tenant.disabled:
             raise AuthError(AuthReason.TENANT_DISABLED)
@@ -137,18 +140,18 @@ class Authenticator:
         elif change.kind == "tenant":
             self._known.drop_tenant(change.id)
 
-    async def _find(self, public_id: str) -> Principal | None:
+    async def _find(self, public_id: str) -> _Entry:
         entry = self._known.get(public_id) or self._unknown.get(public_id)
         now = self._clock.now()
         if entry and now - entry.checked < self._ttl:
-            return entry.principal
+            return entry
         if self._known_away() and self._still_good(entry):
-            return entry.principal
+            return entry
         answer = await self._ask(public_id, now)
         if isinstance(answer, _Entry):
-            return answer.principal
+            return answer
         if self._still_good(entry):
-            return entry.principal
+            return entry
         raise StoreUnavailable(str(answer)) from answer  # one object raised often keeps every trace
 
     def _still_good(self, entry: _Entry | None) -> TypeGuard[_Entry]:

@@ -131,10 +131,11 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """An authenticated caller."""
+    """An authenticated caller, as read at an instant of the store's clock, in Unix nanoseconds."""
 
     tenant: Tenant
     key: ApiKey
+    read_at: int = field(default=0, compare=False)
 
 
 def _check_tenant_id(tenant: str) -> None:

@@ -322,9 +322,9 @@ class Store:
         found = await self._connection.run("lookup", [f"wm:key:{public_id}"], ["wm:tenant:"])
         if not found:
             return None
-        key, tenant = (_pairs(flat) for flat in found)
-        held = key_of(public_id, key)
-        return Principal(tenant_of(held.tenant, tenant), held)
+        key, tenant, time = found
+        held = key_of(public_id, _pairs(key))
+        return Principal(tenant_of(held.tenant, _pairs(tenant)), held, reading.unix_ns(*time))
 
     async def _put(self, tenant: Tenant, expected: str, did: str, how: dict[str, Any]) -> str:
         noted = audit.entry(self._actor, did, tenant.id, how)

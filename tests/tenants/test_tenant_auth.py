@@ -1,6 +1,8 @@
 import asyncio
 import logging
+import time
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -13,14 +15,16 @@ from tenants.store import Store
 
 pytestmark = pytest.mark.anyio
 
-WALL = 4_000_000_000  # Unix seconds; after the real store's own time
+WALL = 4_000_000_000  # Unix seconds on the server's clock, which is decades ahead of the store's
+START = 5  # monotonic ns
 
 
 class Watched:
-    """The real store, with its lookups counted, held back, or cut off."""
+    """The real store, with its lookups counted, held back, or cut off. Time passes as here."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, clock: VirtualClock) -> None:
         self.store = store
+        self.clock = clock
         self.lookups: Counter[str] = Counter()
         self.found = 0
         self.away = False
@@ -34,13 +38,13 @@ class Watched:
         await self.gate.wait()
         if self.away:
             raise StoreUnavailable("the store is away")
-        return found
+        return found and replace(found, read_at=found.read_at + self.clock.now() - START)
 
 
 class World:
     def __init__(self, store: Store, raw: str, **options: float) -> None:
-        self.watched = Watched(store)
-        self.clock = VirtualClock(start=5, epoch=WALL * NANOSECONDS)
+        self.clock = VirtualClock(start=START, epoch=WALL * NANOSECONDS)
+        self.watched = Watched(store, self.clock)
         self.known_away = False
         away = lambda: self.known_away  # noqa: E731
         self.auth = Authenticator(self.watched, self.clock, away, **options)  # type: ignore[arg-type]
@@ -59,7 +63,7 @@ class World:
 @pytest.fixture
 async def world(store: Store) -> World:
     await store.create_tenant(Tenant("gold", weight=3))
-    issued = await store.create_key("gold", expires=WALL + 100)
+    issued = await store.create_key("gold", expires=int(time.time()) + 100)
     return World(store, issued.raw)
 
 
@@ -81,6 +85,17 @@ async def test_says_why_a_key_is_not_accepted(world: World, store: Store) -> Non
     await store.revoke_key(world.raw.split("-")[1])
     world.wait(1)
     assert await world.reason(world.raw) == AuthReason.REVOKED
+
+
+async def test_a_key_ends_by_the_stores_clock(world: World) -> None:
+    """Ours is decades ahead. The store is asked for its own once, and is away from then on."""
+    world.wait(0.5)
+    await world.auth.authenticate(world.raw)
+    world.watched.away = True
+    world.wait(97)
+    await world.auth.authenticate(world.raw)
+    world.wait(4)
+    assert await world.reason(world.raw) == AuthReason.EXPIRED
 
 
 async def test_a_disabled_tenant_is_out_within_a_second(world: World, store: Store) -> None:
@@ -145,9 +160,9 @@ async def test_with_the_store_away_known_keys_work_for_a_while(world: World) -> 
     for _ in range(10):
         await world.auth.authenticate(world.raw)
     assert world.watched.lookups[public_id] == 2, "an absent store is tried once a second"
-    world.wait(49.999)
+    world.wait(48)  # it ends at a whole second, and was created in the midst of one
     await world.auth.authenticate(world.raw)
-    world.wait(1)
+    world.wait(3)
     assert await world.reason(world.raw) == AuthReason.EXPIRED  # by its own record
     world.wait(200)
     with pytest.raises(StoreUnavailable):
@@ -233,7 +248,9 @@ async def test_a_flood_of_invented_keys_pushes_no_real_one_out(world: World, sto
 
 async def test_the_key_used_least_recently_goes_first(world: World, store: Store) -> None:
     world.auth = Authenticator(world.watched, world.clock, capacity=2)
-    others = [(await store.create_key("gold", expires=WALL + 100)).raw for _ in range(2)]
+    others = [
+        (await store.create_key("gold", expires=int(time.time()) + 100)).raw for _ in range(2)
+    ]
     for raw in (world.raw, others[0], world.raw, others[1]):
         await world.auth.authenticate(raw)
     await world.auth.authenticate(world.raw)
