@@ -9,6 +9,7 @@ import fcntl
 import logging
 import os
 import secrets
+import threading
 from collections import deque
 from collections.abc import Iterable, Mapping
 from errno import ENOSPC
@@ -27,7 +28,7 @@ log = logging.getLogger("watermaster.usage")
 
 
 class Journal:
-    """`book` is called by the engine thread; everything else may be read by others.
+    """`book` is called by the engine thread, `retry` by anyone; the rest may be read by others.
 
     `live` is the id of the file being written and how many bytes of it are whole frames, header
     included. `failing` while the disk takes nothing: usage then waits in memory, where a kill would
@@ -57,6 +58,7 @@ class Journal:
         self._fold = UsageFold()
         self._waiting: deque[bytes] = deque()  # frames that are not written
         self._retry_at = 0
+        self._lock = threading.Lock()  # on what is written and what waits
         self._file: int | None = self._begin()
 
     def book(self, events: Iterable[Event]) -> None:
@@ -67,9 +69,26 @@ class Journal:
 
     def append(self, used: Mapping[Account, Usage]) -> None:
         """Write one frame, and those that could not be written before."""
-        self._waiting.append(encode(self._clock.wall() // HOUR, used))
-        if self.failing and self._clock.now() < self._retry_at:
-            return
+        with self._lock:
+            self._waiting.append(encode(self._clock.wall() // HOUR, used))
+            if not self.failing or self._clock.now() >= self._retry_at:
+                self._try_to_write()
+
+    def retry(self) -> None:
+        """Write what waits in memory, if the disk takes it again. Blocking.
+
+        While it does not, no work is taken in, and without work there is no other frame.
+        """
+        with self._lock:
+            if self.failing:
+                self._try_to_write()
+
+    def close(self) -> None:
+        """Leave the file to whoever brings it into the store; the next frame begins another."""
+        with self._lock:
+            self._leave()
+
+    def _try_to_write(self) -> None:
         try:
             self._write()
         except OSError:
@@ -77,16 +96,15 @@ class Journal:
                 log.exception("usage cannot be written to %s and waits in memory", self._folder)
             self.failing = True
             self._retry_at = self._clock.now() + RETRY
-            self.close()  # whoever reads the file takes a torn frame at its end for what it is
+            self._leave()  # whoever reads the file takes a torn frame at its end for what it is
             return
         if self.failing:
             log.warning("usage is written to %s again", self._folder)
             self.failing = False
         if self.live is not None and self.live[1] >= self._file_bytes:
-            self.close()
+            self._leave()
 
-    def close(self) -> None:
-        """Leave the file to whoever brings it into the store; the next frame begins another."""
+    def _leave(self) -> None:
         if self._file is not None:
             self.live = None
             os.close(self._file)

@@ -150,11 +150,20 @@ class Ledger:
         finally:
             await cancelled(flushing)
             for journal in self._journals:
-                journal.close()
+                await asyncio.to_thread(self._end, journal)
             try:
                 await self.flush()
             except (StoreUnavailable, OSError) as error:
                 log.warning("usage waits in %s for the next start: %s", self._config.folder, error)
+
+    def _end(self, journal: Journal) -> None:
+        journal.retry()
+        journal.close()
+        if journal.failing:
+            log.error(
+                "usage of %s that could not be written to %s is lost",
+                *(journal.model, self._config.folder),
+            )
 
     async def _run(self) -> None:
         """Flush for ever, less often while the store is away."""
@@ -189,6 +198,9 @@ class Ledger:
 
     async def _flush(self) -> None:
         began = self._clock.now()
+        for journal in self._journals:
+            if journal.failing:
+                await asyncio.to_thread(journal.retry)
         try:
             for journal in self._journals:
                 await self._flush_live(journal)

@@ -6,7 +6,7 @@ import resource
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -269,6 +269,37 @@ async def test_a_disk_that_takes_nothing_is_said_and_nothing_is_lost(
     assert not journal.failing
     await book.flush()
     assert (await totals(connection))["gold"].output_tokens == 4
+
+
+async def test_a_disk_that_is_free_again_is_found_without_new_work(
+    connection: Connection, tmp_path: Path
+) -> None:
+    """There is none until it is: calls are refused meanwhile."""
+    book = ledger(tmp_path, connection)
+    journal = book.journal("sim", FREE)
+    with files_of_at_most(HEADER_BYTES + 50):
+        journal.append({GOLD: Usage(output_tokens=1)})
+        await book.flush()
+        assert book.full
+    await book.flush()
+    assert not book.full
+    assert (await totals(connection))["gold"].output_tokens == 1
+
+
+@pytest.mark.parametrize("freed", [False, True])
+async def test_what_waits_in_memory_at_the_end_is_written_down_or_said_to_be_lost(
+    connection: Connection, tmp_path: Path, freed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    book = ledger(tmp_path, connection)
+    journal = book.journal("sim", FREE)
+    with ExitStack() as disk:
+        async with book.running():
+            disk.enter_context(files_of_at_most(HEADER_BYTES + 50))
+            journal.append({GOLD: Usage(output_tokens=1)})
+            if freed:
+                disk.close()
+    assert bool(await totals(connection)) == freed
+    assert ("could not be written" in caplog.text) == (not freed)
 
 
 async def test_a_journal_deleted_while_it_is_written_is_not_taken_for_added(
