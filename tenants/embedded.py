@@ -203,8 +203,12 @@ def _socket_path(data: Path) -> Path:
 
 
 def _answers(path: Path) -> bool:
-    """Whether a server answers there that has finished loading."""
-    return _ask(path, b"PING\r\n").startswith(b"+PONG")
+    """Whether a server answers there that has finished loading.
+
+    One that takes no writes, because its disk is full say, says why to whoever connects.
+    """
+    answer = _ask(path, b"PING\r\n")
+    return bool(answer) and not answer.startswith(b"-LOADING")
 
 
 def _ask(path: Path, command: bytes) -> bytes:

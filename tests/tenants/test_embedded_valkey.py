@@ -83,6 +83,29 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         server.stop()
 
 
+def test_a_server_that_refuses_is_there_and_says_why(folder: Path) -> None:
+    """Its disk may be full; here it is a replica that serves nothing without its primary."""
+    first, second = EmbeddedValkey(folder), EmbeddedValkey(folder)
+    url = first.start()
+
+    async def order(*commands: tuple[str, ...]) -> None:
+        connection = Connection(url)
+        for command in commands:
+            await connection.call(lambda client, words=command: client.execute_command(*words))
+        await connection.close()
+
+    refuse = ("config", "set", "replica-serve-stale-data", "no")
+    asyncio.run(order(refuse, ("replicaof", "127.0.0.1", "1")))
+    try:
+        assert second.start() == url
+        with pytest.raises(StoreUnavailable, match="is down"):
+            asyncio.run(Store.connect(url))
+    finally:
+        asyncio.run(order(("replicaof", "no", "one")))
+        second.stop()
+        first.stop()
+
+
 def test_is_private_and_persistent(folder: Path) -> None:
     server = EmbeddedValkey(folder)
     url = server.start()
