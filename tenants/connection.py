@@ -5,6 +5,7 @@ since a script may reach a record whose name it finds in another.
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
@@ -35,6 +36,9 @@ _SILENCE_SECONDS = 5.0  # after which a subscription is asked whether it still s
 _PERSISTENCE = stop_after_attempt(3) | stop_after_delay(_ANSWER_SECONDS)
 _PAUSE = wait_random_exponential(multiplier=0.02, max=0.5)
 
+# Of any other path the client takes what digits there are for the database, or 0.
+_NO_DATABASE = re.compile(r"rediss?://[^/?#]*/(?!\d*(?:[?#]|$))")
+
 T = TypeVar("T")
 
 
@@ -61,6 +65,8 @@ class Connection:
 
     def __init__(self, url: str) -> None:
         try:
+            if _NO_DATABASE.match(url):
+                raise ValueError("the database is no number")
             pool = redis.BlockingConnectionPool.from_url(
                 url,
                 max_connections=_CONNECTIONS,

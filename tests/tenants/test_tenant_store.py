@@ -331,7 +331,13 @@ async def test_says_when_the_store_is_away(tmp_path: object) -> None:
 
 
 async def test_a_bad_url_is_refused_without_repeating_it() -> None:
-    for url in ["http://user:hunter2@host", "host:6379/hunter2", "redis://h:hunter2/0"]:
+    for url in [
+        "http://user:hunter2@host",
+        "host:6379/hunter2",
+        "redis://h:hunter2/0",
+        "redis://:hunter2@host/first",
+        "rediss://:hunter2@host:6379/1/2",
+    ]:
         with pytest.raises(StoreError) as caught:
             await Store.connect(url, patience=0.1)
         assert "redis://host:6379/0" in str(caught.value)
