@@ -16,6 +16,7 @@ from tenants.auth import Authenticator
 from tenants.connection import cancelled
 from tenants.departed import Departed
 from tenants.embedded import EmbeddedStoreError, EmbeddedValkey
+from tenants.eviction import eviction_policy
 from tenants.leases import Leases
 from tenants.questions import Question, Questions
 from tenants.replica import claim
@@ -27,6 +28,11 @@ STORE_CHECK_SECONDS = 1.0  # known keys go on working meanwhile
 EMPTIED = (
     "the store was emptied: its tenants, keys and budgets are gone, and every key is refused; "
     "bring its data back, or create them anew"
+)
+
+EVICTING = (
+    "the store has maxmemory-policy %s and throws tenants, keys, budgets and usage away once its "
+    "memory is full: set it to noeviction"
 )
 
 logger = logging.getLogger("watermaster")
@@ -80,6 +86,9 @@ async def connected(
     What this replica leases of tenants' limits is good for `lease` seconds without the store.
     """
     store = await Store.connect(url)
+    policy = await eviction_policy(store.connection)
+    if policy:
+        logger.warning(EVICTING, policy)
     leases = Leases(store.connection, clock, departed, lease)
     courier = Courier(store.cancellations)
     health = StoreHealth(clock)
