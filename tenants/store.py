@@ -121,10 +121,10 @@ class Store:
     async def check(self) -> bool:
         """Whether the store had been emptied; it is marked as ours again. Raises StoreUnavailable
 
-        when it is away or refuses writes, full or read-only, also where there is nothing to write,
+        when it is away or refuses scripts or writes, also where there is nothing to write,
         and SchemaMismatch when a newer Watermaster has changed its layout.
         """
-        marked = await self._connection.call(lambda c: c.set("wm:schema", SCHEMA, nx=True))
+        marked = await self._connection.run("check", ["wm:schema"], [str(SCHEMA)])
         await self._check_layout()
         return bool(marked)
 

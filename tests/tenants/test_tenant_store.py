@@ -344,6 +344,22 @@ async def test_a_bad_url_is_refused_without_repeating_it() -> None:
         assert "hunter2" not in str(caught.value)
 
 
+async def test_a_store_that_runs_no_scripts_is_as_good_as_away(
+    valkey_url: str, store: Store, connection: Connection
+) -> None:
+    """A user who may read and write, and no more, can do nothing with it."""
+    rules = ("on", ">secret", "~wm:*", "&wm:*", "+@all", "-@scripting")
+    await connection.call(lambda client: client.execute_command("acl", "setuser", "wm", *rules))
+    try:
+        restricted = await Store.connect(f"{valkey_url}?username=wm&password=secret")
+        with pytest.raises(StoreUnavailable, match="no permissions"):
+            await restricted.check()
+        await restricted.close()
+    finally:
+        await connection.call(lambda client: client.execute_command("acl", "deluser", "wm"))
+    assert not await store.check()
+
+
 async def test_a_refused_write_is_said_to_be_one(
     valkey_url: str, store: Store, connection: Connection
 ) -> None:
