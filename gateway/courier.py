@@ -32,7 +32,7 @@ class Courier:
 
     @property
     def alone(self) -> bool:
-        """Whether no other server was seen on the store lately."""
+        """Whether no other server listened lately; one whose connection broke may be there."""
         return self._alone
 
     def attach(self, act: Callable[[Cancellation], None]) -> None:

@@ -47,9 +47,15 @@ class StoreAccess:
     health: StoreHealth
     leases: Leases
     courier: Courier
+    servers: Servers
     inquirer: Inquirer
     informant: Informant
     departed: Departed
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other server is on the store. Older ones than its list are only heard."""
+        return self.servers.alone and self.courier.alone
 
 
 @asynccontextmanager
@@ -95,10 +101,10 @@ async def connected(
     authenticator = Authenticator(store, clock, lambda: health.away)
     own = departed.replica.name
     questions, servers = Questions(store.connection, own), Servers(store.connection, own)
-    inquirer = Inquirer(questions, servers, lambda: courier.alone, lambda: health.away)
+    inquirer = Inquirer(questions, servers, lambda: access.alone, lambda: health.away)
     informant = Informant(questions, own)
     access = StoreAccess(
-        store, authenticator, health, leases, courier, inquirer, informant, departed
+        store, authenticator, health, leases, courier, servers, inquirer, informant, departed
     )
 
     def hear(question: Question) -> None:
@@ -111,6 +117,7 @@ async def connected(
         asyncio.create_task(leases.run()),
         asyncio.create_task(store.cancellations.follow(courier.hear)),
         asyncio.create_task(courier.run()),
+        asyncio.create_task(servers.follow()),
         asyncio.create_task(servers.run()),
         asyncio.create_task(questions.follow(hear, inquirer.take)),
     ]

@@ -68,7 +68,7 @@ class Tasks:
         first = self._gateway.commits.settle(scope.tenant, task, winner)
         if first != winner:
             raise _conflict(first)
-        alone = self._courier.alone
+        alone = self._gateway.access.alone
         if alone:
             self._post(scope, winner, arrived)
         try:

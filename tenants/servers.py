@@ -11,6 +11,7 @@ from tenants.connection import Connection, StoreUnavailable
 from tenants.replica import place_of
 
 SERVERS = "wm:servers"
+SEEN = "wm:seen"  # the channel of signs of life
 SEEN_SECONDS = 5.0  # between a server's signs of life
 THERE_MS = 15_000  # since the last one, while a server is taken to be there
 KEPT_MS = 600_000  # since then, until one that is gone is forgotten
@@ -45,12 +46,28 @@ class Roll:
 
 
 class Servers:
-    """The store's list of them, for the one called `own`. `roll` is as of its last sign of life."""
+    """The store's list of them, for the one called `own`.
+
+    `roll` is as of its last sign of life, and with whom it has heard of since.
+    """
 
     def __init__(self, connection: Connection, own: str) -> None:
         self.own = own
         self.roll = Roll()
         self._connection = connection
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other is there, as far as the store tells; not before it has told."""
+        return self.roll.there == {self.own}
+
+    async def follow(self) -> None:
+        """Hear of others as soon as they are there, for ever."""
+        await self._connection.listen({SEEN: self._hear})
+
+    def _hear(self, name: str) -> None:
+        if name != self.own:
+            self.roll = Roll(self.roll.there | {name}, self.roll.gone - {name})
 
     async def run(self) -> None:
         """Be seen, for ever; cancel it to end."""
@@ -63,7 +80,7 @@ class Servers:
         await self._be_seen(THERE_MS)
 
     async def _be_seen(self, age: int) -> None:
-        rest = [self.own, str(age), str(KEPT_MS), str(MOST_SERVERS)]
+        rest = [self.own, str(age), str(KEPT_MS), str(MOST_SERVERS), SEEN]
         try:
             now, seen = await self._connection.run("be_seen", [SERVERS], rest)
         except StoreUnavailable:

@@ -18,6 +18,7 @@ and the channels
     changes             what keys of a cache are stale (`tenants.changes`)
     cancellations       what was cancelled
     questions, answers:<server>  what servers ask each other (`tenants.questions`)
+    seen                which server is there (`tenants.servers`)
 """
 
 import secrets

@@ -4,6 +4,7 @@ The same with servers as processes is in `test_shared_limits.py`, where two are 
 """
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
@@ -12,6 +13,7 @@ import httpx
 import pytest
 
 from engine.host.engine import HostConfig
+from gateway.courier import LOOK_SECONDS
 from gateway.state import EdgeLimits
 from telemetry.events import Cause
 from tests.gateway.live import HELLO, MODEL, LiveServer, eventually
@@ -25,7 +27,7 @@ CALL = {"model": MODEL, "messages": HELLO, "ignore_eos": True}
 @pytest.fixture(scope="module")
 def replicas(pair: list[LiveServer]) -> list[LiveServer]:
     for server in pair:
-        eventually(lambda server=server: not server.gateway.access.courier.alone)
+        eventually(lambda server=server: not server.gateway.access.alone)
         server.say("on and on ", endless=True, step_seconds=0.005)
     return pair
 
@@ -170,13 +172,28 @@ def test_a_damaged_log_keeps_nobody_from_hearing(replicas):
 
     first.on_loop(lambda store: store.connection.call(damage))
     with first.client() as client:
-        eventually(lambda: not first.gateway.access.courier.alone)
+        eventually(lambda: not first.gateway.access.alone)
 
         def heard() -> bool:
             assert client.delete("/v1/tasks/again").status_code == 200
             return late(second, "again").status_code == 499
 
         eventually(heard)
+
+
+def test_a_server_is_not_alone_while_subscriptions_are_broken(replicas):
+    first, _ = replicas
+
+    async def kill(client: Any) -> None:
+        await client.client_kill_filter(_type="pubsub")
+
+    def cut() -> bool:
+        first.on_loop(lambda store: store.connection.call(kill))
+        assert not first.gateway.access.alone
+        return time.monotonic() > end
+
+    end = time.monotonic() + 2 * LOOK_SECONDS
+    eventually(cut)
 
 
 def test_a_winner_that_cannot_be_read_is_no_second_one(replicas):

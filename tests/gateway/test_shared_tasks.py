@@ -31,7 +31,7 @@ CALL = {"model": MODEL, "messages": HELLO}
 @pytest.fixture(scope="module")
 def replicas(pair: list[LiveServer]) -> list[LiveServer]:
     for server in pair:
-        eventually(lambda server=server: not server.gateway.access.courier.alone)
+        eventually(lambda server=server: not server.gateway.access.alone)
     return pair
 
 
@@ -189,7 +189,7 @@ def test_what_nobody_could_be_asked_about_is_503_and_not_404(replicas):
 
 
 def test_a_server_that_is_alone_asks_nobody(server: LiveServer):
-    eventually(lambda: server.gateway.access.courier.alone)
+    eventually(lambda: server.gateway.access.alone)
     server.say("yes")
     assert ask(server, "lonely").status_code == 200
     with questions(server) as heard:

@@ -10,7 +10,7 @@ import pytest
 
 from tenants.connection import Connection, cancelled
 from tenants.questions import EVERY_SERVER, QUESTIONS, Answer, Question, Questions
-from tenants.servers import KEPT_MS, SERVERS, THERE_MS, Roll, Servers
+from tenants.servers import KEPT_MS, SEEN, SEEN_SECONDS, SERVERS, THERE_MS, Roll, Servers
 
 pytestmark = pytest.mark.anyio
 
@@ -40,6 +40,18 @@ async def running(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         await cancelled(*tasks)
 
 
+async def heard_by(connection: Connection, channel: str, count: int = 1) -> None:
+    """Wait until so many hear what is told there."""
+
+    async def listeners() -> int:
+        [(_, number)] = await connection.call(lambda client: client.pubsub_numsub(channel))
+        return number
+
+    async with asyncio.timeout(10):
+        while await listeners() < count:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.005)
+
+
 async def roll_of(connection: Connection, own: str = "own.1") -> Roll:
     """As that server sees it."""
     servers = Servers(connection, own)
@@ -62,6 +74,21 @@ async def test_who_leaves_is_gone_at_once(connection):
     assert "leaving.1" in (await roll_of(connection)).there
     await Servers(connection, "leaving.1").leave()
     assert await roll_of(connection) == Roll(frozenset({"own.1"}), frozenset({"leaving.1"}))
+
+
+async def test_who_is_alone_is_told_of_a_newcomer_at_once(connection):
+    first, second = Servers(connection, "first.1"), Servers(connection, "second.1")
+    assert not first.alone  # nobody has looked
+    async with running(first.follow(), first.run()):
+        await until(lambda: first.alone)
+        await heard_by(connection, SEEN)
+        async with running(second.run()):
+            async with asyncio.timeout(SEEN_SECONDS / 2):  # before it looks by itself
+                await until(lambda: not first.alone)
+            await until(lambda: second.roll.there)
+            assert not second.alone
+        await second.leave()
+    assert (await roll_of(connection, "third.1")).there == {"first.1", "third.1"}
 
 
 async def test_whose_place_another_has_taken_is_gone(connection):
