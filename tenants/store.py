@@ -16,9 +16,8 @@ Records, all under the prefix `wm:`
     servers             sorted set of servers, scored by when they were last seen
 and the channels
     changes             what keys of a cache are stale (`tenants.changes`)
-    cancellations       what was cancelled
+    cancellations, seen  what was cancelled; which server is there (`tenants.servers`)
     questions, answers:<server>  what servers ask each other (`tenants.questions`)
-    seen                which server is there (`tenants.servers`)
 """
 
 import secrets
