@@ -11,7 +11,8 @@ from urllib.parse import quote
 
 import httpx
 
-from gateway.client.errors import RefusedError, UnreachableError, error_object
+from gateway.client.errors import RefusedError, UnreachableError
+from gateway.client.objects import error_object, read_object
 from gateway.client.race import Won, first_acceptable
 from gateway.client.retries import DEFAULT_POLICY, GivenUp, Retries, RetryBudget, RetryPolicy
 from gateway.client.scope import Scope, current, new_id, scope
@@ -134,7 +135,7 @@ class AsyncClient:
         winner = {"attempt": attempt} if run is None else {"attempt": attempt, "run": run}
         await self._control("POST", f"/v1/tasks/{quote(task, safe='')}/commit", winner)
 
-    async def _control(self, method: str, path: str, body: object) -> None:
+    async def _control(self, method: str, path: str, body: Mapping[str, Any] | None) -> None:
         """Outside of every scope: what ends work must go through when its time is over, too."""
         end = time.monotonic() + CANCEL_WITHIN
         await self._exchange(method, path, body, Scope(new_id("control"), task_end=end, end=end))
@@ -154,12 +155,13 @@ class AsyncClient:
         self,
         method: str,
         path: str,
-        body: Any,
+        body: Mapping[str, Any] | None,
         own: Scope,
         more: Mapping[str, str] = MappingProxyType({}),
     ) -> Received:
         """The answer to a call that succeeded, sent as often as the policy allows."""
         retries = Retries(self._policy, self._budget, own.end)
+        streams = body is not None and bool(body.get("stream"))
         while True:
             headers = {**own.headers(time.monotonic(), time.time()), **more}
             if retries.count:
@@ -167,7 +169,7 @@ class AsyncClient:
             request = self._http.build_request(method, path, json=body, headers=headers)
             try:
                 async with until(own.end):
-                    return await self._send(request)
+                    return await self._send(request, streams)
             except (RefusedError, UnreachableError) as error:
                 wait = retries.after(error.failure, time.monotonic(), self._chance)
                 if isinstance(wait, GivenUp):
@@ -175,27 +177,22 @@ class AsyncClient:
                     raise
             await asyncio.sleep(wait)
 
-    async def _send(self, request: httpx.Request) -> Received:
+    async def _send(self, request: httpx.Request, streams: bool) -> Received:
         try:
             response = await self._http.send(request, stream=True)
             events = response.headers.get("content-type", "").startswith("text/event-stream")
-            if response.is_success and events:
+            if response.is_success and events and streams:
                 return response, {}
             try:
                 await response.aread()
             finally:
                 await response.aclose()
             if response.is_success:
-                return response, _object(response)
+                answer = read_object(response.content)
+                if streams:
+                    raise ValueError("what was received is no stream")
+                return response, answer
         except (httpx.RequestError, ValueError) as problem:
             raise UnreachableError(problem) from problem
         error = error_object(response.content)
         raise RefusedError(response.status_code, response.headers, error)
-
-
-def _object(response: httpx.Response) -> Answer:
-    """What was answered. Raises ValueError if something in between answered, in its own form."""
-    value = response.json()
-    if not isinstance(value, dict):
-        raise ValueError("the answer is no JSON object")  # noqa: TRY004  # as if it were no JSON
-    return value

@@ -8,7 +8,6 @@ ClientError
 └── NoneAcceptedError  a race without a winner
 """
 
-import json
 from collections.abc import Mapping, Sequence
 
 from gateway.client.retries import Failure, GivenUp, read_failure
@@ -71,14 +70,3 @@ class NoneAcceptedError(ClientError):
         self.answers = answers
         self.errors = errors
         super().__init__(f"{len(answers)} answers were not acceptable, {len(errors)} calls failed")
-
-
-def error_object(body: bytes) -> Mapping[str, object]:
-    """The error object of a body; what stands between may answer with something else."""
-    text = body.decode(errors="replace")
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return {"message": text[:200]}
-    error = value.get("error") if isinstance(value, dict) else None
-    return error if isinstance(error, dict) else {"message": text[:200]}

@@ -10,12 +10,17 @@ class EventReader:
     """
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._line: list[bytes] = []  # the pieces of one that is not complete
         self._data: list[str] = []
 
     def feed(self, piece: bytes) -> list[str]:
         """The data of the events that `piece` completes; comments and other fields are passed."""
-        *lines, self._rest = (self._rest + piece).split(b"\n")
+        first, *others = piece.split(b"\n")
+        self._line.append(first)
+        if not others:
+            return []
+        lines = [b"".join(self._line), *others[:-1]]
+        self._line = [others[-1]]
         events = []
         for line in lines:
             text = line.removesuffix(b"\r").decode()

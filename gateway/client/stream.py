@@ -1,12 +1,12 @@
 """The chunks of one answer, as they come."""
 
-import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Self
 
 import httpx
 
 from gateway.client.errors import BrokenStreamError
+from gateway.client.objects import as_error, read_object
 from gateway.client.sse import DONE, EventReader
 from gateway.client.until import until
 
@@ -51,9 +51,9 @@ class Stream:
                     if data == DONE:
                         complete = True  # the body is read to its end: its connection stays usable
                         continue
-                    chunk = json.loads(data)
-                    if "error" in chunk:
-                        raise BrokenStreamError(chunk["error"])
+                    chunk = read_object(data)
+                    if chunk.get("error") is not None:
+                        raise BrokenStreamError(as_error(chunk["error"], data))
                     yield chunk
         except (httpx.RequestError, ValueError) as problem:  # or what is no JSON, from in between
             raise BrokenStreamError(

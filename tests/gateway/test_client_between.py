@@ -9,6 +9,8 @@ import pytest
 
 from gateway.client import BrokenStreamError, Client, GivenUp, RetryPolicy, UnreachableError
 
+EVENTS = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: text/event-stream\r\n\r\n"
+DONE = b"\n\ndata: [DONE]\n\n"
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -31,7 +33,9 @@ def standing_in(*answers: bytes) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    "body", [b"<html>Log in", b"[]", b"\xff", b"null", b"gzip\r\n\r\nit is not"], ids=repr
+    "body",
+    [b"<html>Log in", b"[]", b"\xff", b"null", b"gzip\r\n\r\nit is not", b"[" * 9999],
+    ids=lambda body: repr(body[:20]),
 )
 def test_what_stands_between_and_answers_in_its_own_form_is_no_answer(body):
     kind = b"content-encoding: " if body.startswith(b"gzip") else b"x-from: proxy\r\n\r\n"
@@ -47,10 +51,39 @@ def test_what_stands_between_and_answers_in_its_own_form_is_no_answer(body):
         assert mine.chat(**BODY) == {"ok": 1}
 
 
-@pytest.mark.parametrize("event", [b"data: <html>\n\n", b"data: \xff\n\n"], ids=repr)
+@pytest.mark.parametrize(
+    "event",
+    [b"<html>", b"\xff", b"5", b"null", b'["error"]', b'"error"', b"[" * 9999],
+    ids=lambda event: repr(event[:20]),
+)
 def test_a_stream_of_something_else_is_broken(event):
-    head = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: text/event-stream\r\n\r\n"
-    with standing_in(head + event) as url, Client(url, "key") as mine:
+    with standing_in(EVENTS + b"data: " + event + DONE) as url, Client(url, "key") as mine:
         stream = mine.stream(**BODY)
         with pytest.raises(BrokenStreamError):
             list(stream)
+
+
+@pytest.mark.parametrize("error", [b'"out of coal"', b'["out of coal"]'], ids=repr)
+def test_an_error_that_is_no_object_is_told_as_it_came(error):
+    with (
+        standing_in(EVENTS + b'data: {"error": ' + error + b"}" + DONE) as url,
+        Client(url, "key") as mine,
+        pytest.raises(BrokenStreamError, match="out of coal"),
+    ):
+        list(mine.stream(**BODY))
+
+
+def test_an_error_that_is_none_breaks_nothing():
+    with standing_in(EVENTS + b'data: {"error": null}' + DONE) as url, Client(url, "key") as mine:
+        assert list(mine.stream(**BODY)) == [{"error": None}]
+
+
+def test_a_stream_is_no_answer_to_who_asked_for_one_and_the_other_way_round():
+    good = b'HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 9\r\n\r\n{"ok": 1}'
+    stream = EVENTS + b'data: {"ok": 1}' + DONE
+    with (
+        standing_in(stream, good, good, stream) as url,
+        Client(url, "key", RetryPolicy(base=0.0)) as mine,
+    ):
+        assert mine.chat(**BODY) == {"ok": 1}
+        assert list(mine.stream(**BODY)) == [{"ok": 1}]
