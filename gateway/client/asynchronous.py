@@ -11,11 +11,12 @@ from urllib.parse import quote
 
 import httpx
 
+from gateway.client.budgets import budget_of
 from gateway.client.errors import RefusedError, UnreachableError
 from gateway.client.objects import error_object, read_object
 from gateway.client.race import Won, first_acceptable
-from gateway.client.retries import DEFAULT_POLICY, GivenUp, Retries, RetryBudget, RetryPolicy
-from gateway.client.scope import Scope, current, new_id, scope
+from gateway.client.retries import DEFAULT_POLICY, GivenUp, Retries, RetryPolicy
+from gateway.client.scope import Scope, current, new_id, scope, sendable
 from gateway.client.stream import Stream
 from gateway.client.until import until
 
@@ -40,12 +41,15 @@ class AsyncClient:
     """Calls a server at `url` with a key. Bodies and answers are the API's own JSON.
 
     `within` ends a call so many seconds from now, and never later than the scope around it. Every
-    call may raise RefusedError, UnreachableError and DeadlineError.
+    call may raise RefusedError, UnreachableError and DeadlineError. A client belongs to the event
+    loop of its first call; on another one its calls raise RuntimeError.
     """
 
     def __init__(self, url: str, key: str, policy: RetryPolicy = DEFAULT_POLICY) -> None:
+        _check(url, key)
         self._policy = policy
-        self._budget = RetryBudget(policy)
+        self._budget = budget_of(url, key, policy)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._chance = random.Random()
         self._http = httpx.AsyncClient(
             base_url=url,
@@ -120,6 +124,8 @@ class AsyncClient:
 
     async def cancel(self, task: str, run: str | None = None, attempt: str | None = None) -> None:
         """Stop all work under a task, one of its runs, or one attempt of a run, for good."""
+        if attempt is not None and run is None:  # which would stop all of the task
+            raise ValueError("an attempt is cancelled as part of its run, which is not named")
         path = f"/v1/tasks/{quote(task, safe='')}"
         if run is not None:
             path += f"/runs/{quote(run, safe='')}"
@@ -160,6 +166,7 @@ class AsyncClient:
         more: Mapping[str, str] = MappingProxyType({}),
     ) -> Received:
         """The answer to a call that succeeded, sent as often as the policy allows."""
+        self._stay()
         retries = Retries(self._policy, self._budget, own.end)
         streams = body is not None and bool(body.get("stream"))
         while True:
@@ -176,6 +183,13 @@ class AsyncClient:
                     error.given_up = wait
                     raise
             await asyncio.sleep(wait)
+
+    def _stay(self) -> None:
+        """Raises RuntimeError on another loop, whose kept connections would fail unspeakably."""
+        loop = asyncio.get_running_loop()
+        self._loop = self._loop or loop
+        if self._loop is not loop:
+            raise RuntimeError("the client was used on another event loop; make one for each")
 
     async def _send(self, request: httpx.Request, streams: bool) -> Received:
         try:
@@ -196,3 +210,12 @@ class AsyncClient:
             raise UnreachableError(problem) from problem
         error = error_object(response.content)
         raise RefusedError(response.status_code, response.headers, error)
+
+
+def _check(url: str, key: str) -> None:
+    """Raises ValueError, which does not say the key."""
+    parts = httpx.URL(url)
+    if parts.scheme not in {"http", "https"} or not parts.host:
+        raise ValueError(f"the URL of the server must be like http://host:port, not {url!r}")
+    if not (key and sendable(key)):
+        raise ValueError("the key must be printable ASCII without spaces or line ends")

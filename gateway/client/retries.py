@@ -1,12 +1,12 @@
 """Whether a call that failed is sent again, and when. Pure: time and chance are arguments.
 
 Three things bound what is resent: the call's deadline, the number of sends of one call, and a
-budget that all calls of a client share, so that many callers who are refused at once do not become
-a storm.
+budget that calls share, so that many callers who are refused at once do not become a storm.
 """
 
 import math
 import random
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -80,23 +80,29 @@ def _seconds(text: str | None, parts: int) -> float | None:
 
 
 class RetryBudget:
-    """A token bucket: each first send pays `ratio` in, each retry takes 1 out. Starts full."""
+    """A token bucket: each first send pays `ratio` in, each retry takes 1 out. Starts full.
+
+    Threads may share one.
+    """
 
     def __init__(self, policy: RetryPolicy) -> None:
         self._policy = policy
         self._tokens = float(policy.burst)
+        self._lock = threading.Lock()
 
     def deposit(self) -> None:
         """Count a first send."""
-        self._tokens = min(self._tokens + self._policy.ratio, max(1.0, self._policy.burst))
+        with self._lock:
+            self._tokens = min(self._tokens + self._policy.ratio, max(1.0, self._policy.burst))
 
     def withdraw(self) -> bool:
         """Pay for a retry; False if there is not enough."""
-        # Ten deposits of 0.1 must buy a retry, though their floating-point sum is just below 1.
-        if self._tokens < 1 - 1e-9:
-            return False
-        self._tokens -= 1
-        return True
+        with self._lock:
+            # Ten deposits of 0.1 must buy a retry, though their floating-point sum is just below 1.
+            if self._tokens < 1 - 1e-9:
+                return False
+            self._tokens -= 1
+            return True
 
 
 class Retries:

@@ -46,6 +46,11 @@ class Scope:
         return headers
 
 
+def sendable(text: str) -> bool:
+    """Whether a header can hold `text`, and as one word."""
+    return text.isascii() and text.isprintable() and " " not in text
+
+
 _current: ContextVar[Scope | None] = ContextVar("watermaster_scope", default=None)
 
 
@@ -68,8 +73,13 @@ def scope(
     """Calls made inside belong to it, and must be over `within` so many seconds.
 
     What is not named is inherited, or made up where there is no task yet. No scope ends later than
-    the one around it.
+    the one around it. Raises ValueError for what cannot be sent.
     """
+    for name, text in (("task", task), ("run", run), ("attempt", attempt)):
+        if text is not None and not sendable(text):
+            raise ValueError(f"{name} must be printable ASCII without spaces, not {text!r}")
+    if within is not None and math.isnan(within):
+        raise ValueError("within must be a number of seconds, not nan")
     own = _narrowed(_current.get(), task, run, attempt, within)
     token = _current.set(own)
     try:

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from gateway.client import DeadlineError, GivenUp, RetryPolicy, Scope, scope
+from gateway.client import Client, DeadlineError, GivenUp, RetryPolicy, Scope, scope
 from gateway.client.retries import DEFAULT_POLICY, Failure, Retries, RetryBudget, read_failure
 from gateway.client.sse import DONE, EventReader
 
@@ -153,3 +153,39 @@ def test_events_are_found_however_the_bytes_are_cut(size):
     for start in range(0, len(data), size):
         seen += reader.feed(data[start : start + size])
     assert seen == ['{"a":"東\u2028x"}', "1\n2", DONE]
+
+
+# -- mistakes ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "", "http://", "ftp://host"])
+def test_a_url_that_is_none_is_refused_at_once(url):
+    with pytest.raises(ValueError, match="http://host:port"):
+        Client(url, "key")
+
+
+@pytest.mark.parametrize("key", ["", "wm-secret\n", "wm-secret two", "wm-sécret"])
+def test_a_key_that_cannot_be_sent_is_refused_without_being_told(key):
+    with pytest.raises(ValueError, match="the key must be") as caught:
+        Client("http://127.0.0.1:1", key)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", [{"task": "tâche"}, {"run": "a\nb"}, {"attempt": " a"}])
+def test_an_id_that_cannot_be_sent_is_refused_by_name(wrong):
+    (name,) = wrong
+    with pytest.raises(ValueError, match=name), scope(**wrong):
+        pass
+
+
+def test_an_end_that_is_no_number_is_refused():
+    with pytest.raises(ValueError, match="within"), scope(within=math.nan):
+        pass
+
+
+def test_an_attempt_of_no_run_is_not_taken_for_the_whole_task():
+    with (
+        Client("http://127.0.0.1:1", "key") as mine,
+        pytest.raises(ValueError, match="run, which is not named"),
+    ):
+        mine.cancel("task", attempt="a")
