@@ -15,7 +15,7 @@ class Client:
 
     def __init__(self, url: str, key: str, policy: RetryPolicy = DEFAULT_POLICY) -> None:
         self._client = AsyncClient(url, key, policy)
-        self._thread = LoopThread()
+        self._thread = LoopThread(self._client.aclose)
 
     def __enter__(self) -> Self:
         return self
@@ -24,10 +24,11 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close all connections and end the thread; closing again does nothing."""
-        if not self._thread.closed:
-            self._thread.run(self._client.aclose())
-            self._thread.close()
+        """Close all connections and end the thread; closing again does nothing.
+
+        Calls of other threads that are under way raise RuntimeError.
+        """
+        self._thread.close()
 
     def chat(self, *, within: float | None = None, **body: Any) -> Answer:
         return self._thread.run(self._client.chat(within=within, **body))
@@ -82,7 +83,9 @@ class BlockingStream:
         self.close()
 
     def close(self) -> None:
-        self._thread.run(self._stream.aclose())
+        """As `Stream.aclose`; from any thread, and of no effect once the client is closed."""
+        if not self._thread.closed:
+            self._thread.run(self._stream.aclose())
 
     async def _next(self) -> Answer | None:
         return await anext(self._stream, None)

@@ -1,7 +1,8 @@
 """The chunks of one answer, as they come."""
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any, Self
+from types import AsyncGeneratorType
+from typing import Any, Self, cast
 
 import httpx
 
@@ -19,13 +20,20 @@ class Stream:
 
     def __init__(self, response: httpx.Response, end: float) -> None:
         self._response = response
-        self._chunks = self._read(end)
+        self._chunks = cast("AsyncGeneratorType[dict[str, Any], None]", self._read(end))
+        self._complete = False
+        self._closed = False
 
     def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
         return self
 
     async def __anext__(self) -> dict[str, Any]:
-        return await anext(self._chunks)
+        try:
+            return await anext(self._chunks)
+        except (StopAsyncIteration, BrokenStreamError):
+            if self._closed and not self._complete:
+                raise BrokenStreamError({"message": "the stream was closed"}) from None
+            raise
 
     async def __aenter__(self) -> Self:
         return self
@@ -34,13 +42,17 @@ class Stream:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Give the connection back, or close it if the answer is not complete."""
-        await self._chunks.aclose()
+        """Give the connection back, or close it if the answer is not complete.
+
+        Another task that waits for a chunk meanwhile is told that the stream is broken.
+        """
+        self._closed = True
+        if not self._chunks.ag_running:
+            await self._chunks.aclose()
         await self._response.aclose()
 
     async def _read(self, end: float) -> AsyncGenerator[dict[str, Any], None]:
         reader, pieces = EventReader(), self._response.aiter_bytes()
-        complete = False
         try:
             while True:
                 async with until(end):
@@ -49,7 +61,8 @@ class Stream:
                     break
                 for data in reader.feed(piece):
                     if data == DONE:
-                        complete = True  # the body is read to its end: its connection stays usable
+                        # The body is read to its end: its connection stays usable.
+                        self._complete = True
                         continue
                     chunk = read_object(data)
                     if chunk.get("error") is not None:
@@ -61,5 +74,5 @@ class Stream:
             ) from problem
         finally:
             await self._response.aclose()
-        if not complete:
+        if not self._complete:
             raise BrokenStreamError({"message": "the stream ended before the answer did"})
