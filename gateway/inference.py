@@ -61,7 +61,7 @@ class Inference:
         self._gateway = gateway
         self._shape = shape
         self._keyed = keyed
-        self._router = Router(shape, gateway.workers)
+        self._router = Router(shape, gateway.workers, gateway.clock)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gateway, call = self._gateway, Call.of(scope)

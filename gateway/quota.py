@@ -1,6 +1,8 @@
 """A call's share of its tenant's limits: reserved before there is work, settled when it is over."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -156,6 +158,16 @@ class Ticket:
         """Count what `generation` turns out to use."""
         self._following += 1
         generation.when_over(lambda ends: self._count(ends, price))
+
+    @contextmanager
+    def undecided(self) -> Iterator[None]:
+        """Settle nothing meanwhile: what is over now may be asked of another engine."""
+        self._following += 1
+        try:
+            yield
+        finally:
+            self._following -= 1
+            self._settle_if_over()
 
     def __enter__(self) -> Self:
         return self

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+from engine.core.outputs import Finished
 from engine.host.engine import Engine, GenerationRequest
 from engine.host.generation import Generation
 from engine.host.worker import EngineState
@@ -13,6 +14,7 @@ from gateway.quota import Ticket
 from gateway.shape import Prepared, Shape
 from gateway.state import ServedModel
 from gateway.workers import Workers
+from telemetry.clock import Clock
 from telemetry.events import Cause
 from tenants.choices import AUTO, OnInfeasible
 from tenants.model import Principal
@@ -31,9 +33,10 @@ class Placed:
 class Router:
     """Places calls of one shape. `workers` tokenise anew for a fallback."""
 
-    def __init__(self, shape: Shape[Any], workers: Workers) -> None:
+    def __init__(self, shape: Shape[Any], workers: Workers, clock: Clock) -> None:
         self._shape = shape
         self._workers = workers
+        self._clock = clock
 
     async def place(
         self,
@@ -43,7 +46,7 @@ class Router:
         hangup: Hangup,
         ticket: Ticket,
     ) -> Placed:
-        """Ask the engine, and the fallback's if the first cannot meet the deadline.
+        """Ask the engine, and the fallback's if the first cannot, or no longer, meet the deadline.
 
         Raises ApiError 429 for a limit, 503 while the engine is not ready.
         """
@@ -56,13 +59,24 @@ class Router:
         if fallback is None:
             return first
         try:
-            refusal = await first.generation.refusal()
-            if refusal is None or refusal.cause is not Cause.DEADLINE_INFEASIBLE:
-                return first
-            return await self._ask_instead(fallback, first, principal, hangup, ticket)
+            with ticket.undecided():
+                end = await first.generation.refusal()
+                if end is None or not self._may_move(end, request):
+                    return first
+                return await self._ask_instead(fallback, first, principal, hangup, ticket)
         except BaseException:
             first.generation.cancel(Cause.DISCONNECTED)  # nothing goes on computing for nobody
             raise
+
+    def _may_move(self, end: Finished, request: GenerationRequest) -> bool:
+        """Whether the deadline alone stood in the way, with nothing done and time left.
+
+        Work that was begun and then lost its place is charged and not asked for twice.
+        """
+        if end.cause is Cause.DEADLINE_INFEASIBLE:
+            return True
+        late = request.deadline is not None and request.deadline <= self._clock.now()
+        return end.cause is Cause.RELEGATED and not end.processed_tokens and not late
 
     async def _ask_instead(
         self,

@@ -1,6 +1,8 @@
 """Two models: what the preferred one cannot finish in time goes to its fallback, and says so."""
 
+import re
 import time
+from dataclasses import replace
 
 import pytest
 from anthropic import Anthropic, DefaultHttpxClient
@@ -13,7 +15,7 @@ from gateway.state import EdgeLimits
 from telemetry import semconv
 from tenants.embedded import EmbeddedValkey
 from tenants.model import Tenant
-from tests.gateway.live import HELLO, MODEL, SMALL, LiveServer, eventually
+from tests.gateway.live import HELLO, MODEL, PLAIN, SMALL, LiveServer, eventually
 
 pytestmark = pytest.mark.model  # the text is that of the default model
 
@@ -213,3 +215,41 @@ def test_an_explanation_tells_of_both_models(routing):
             return [(part["model"], part["cause"]) for part in found.get("sequences", [])]
 
         eventually(lambda: causes() == [(MODEL, "deadline_infeasible"), (SMALL, "stop")])
+
+
+@pytest.fixture
+def crowded(codec, tmp_path):
+    """One that takes every deadline in, and gives up in the queue what can no longer be met."""
+    valkey = EmbeddedValkey(tmp_path)
+    policy = replace(PLAIN, admission=replace(PLAIN.admission, drop_hopeless=True))
+    server = LiveServer(
+        valkey.start(), codec, EdgeLimits(), HostConfig(), fallback=True, policy=policy
+    )
+    server.start()
+    server.small.scripts = [codec.encode(SHORT, add_special=False)]
+    yield server
+    server.stop()
+    valkey.stop()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_waited_until_it_was_hopeless_is_routed_and_counted_once(crowded, stream):
+    """Its long prompt makes it hopeless for the one model while there is time for the other."""
+    crowded.say(LONG, endless=True, step_seconds=0.2)
+    limited = {"requests_per_minute": 2, "tokens_per_day": 10_000}
+    crowded.add(Tenant("waits", on_infeasible="route", **limited))
+    ask = [{"role": "user", "content": "hi " * 1800}]
+    body = {"model": MODEL, "messages": ask, "max_tokens": 20, "stream": stream}
+    if stream:
+        body["stream_options"] = {"include_usage": True}
+    headers = {"x-timeout-ms": "4000", "x-request-id": "waited"}
+    with crowded.client("waits") as caller, crowded.occupied(8):
+        answer = caller.post("/v1/chat/completions", json=body, headers=headers)
+        limits = caller.get("/v1/backpressure").json()["limits"]
+        parts = caller.get("/v1/requests/waited/explain").json()["sequences"]
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-watermaster-model"] == SMALL
+    ends = [(part["model"], part["cause"]) for part in parts]
+    assert ends == [(MODEL, "relegated"), (SMALL, "stop")]
+    used = int(re.search(r'"total_tokens":(\d+)', answer.text)[1])
+    assert [limit["remaining"] for limit in limits] == [1, 10_000 - used]
