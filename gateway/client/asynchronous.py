@@ -126,11 +126,11 @@ class AsyncClient:
         """Stop all work under a task, one of its runs, or one attempt of a run, for good."""
         if attempt is not None and run is None:  # which would stop all of the task
             raise ValueError("an attempt is cancelled as part of its run, which is not named")
-        path = f"/v1/tasks/{quote(task, safe='')}"
+        path = f"/v1/tasks/{_segment(task)}"
         if run is not None:
-            path += f"/runs/{quote(run, safe='')}"
+            path += f"/runs/{_segment(run)}"
             if attempt is not None:
-                path += f"/attempts/{quote(attempt, safe='')}"
+                path += f"/attempts/{_segment(attempt)}"
         await self._control("DELETE", path, None)
 
     async def commit(self, task: str, attempt: str, run: str | None = None) -> None:
@@ -139,7 +139,7 @@ class AsyncClient:
         Raises RefusedError 409 if another attempt had won.
         """
         winner = {"attempt": attempt} if run is None else {"attempt": attempt, "run": run}
-        await self._control("POST", f"/v1/tasks/{quote(task, safe='')}/commit", winner)
+        await self._control("POST", f"/v1/tasks/{_segment(task)}/commit", winner)
 
     async def _control(self, method: str, path: str, body: Mapping[str, Any] | None) -> None:
         """Outside of every scope: what ends work must go through when its time is over, too."""
@@ -219,3 +219,10 @@ def _check(url: str, key: str) -> None:
         raise ValueError(f"the URL of the server must be like http://host:port, not {url!r}")
     if not (key and sendable(key)):
         raise ValueError("the key must be printable ASCII without spaces or line ends")
+
+
+def _segment(name: str) -> str:
+    """An id in a path. Raises ValueError for those that would name what is above it."""
+    if name in {"", ".", ".."}:
+        raise ValueError(f"{name!r} is no id")
+    return quote(name, safe="")

@@ -189,3 +189,9 @@ def test_an_attempt_of_no_run_is_not_taken_for_the_whole_task():
         pytest.raises(ValueError, match="run, which is not named"),
     ):
         mine.cancel("task", attempt="a")
+
+
+@pytest.mark.parametrize("ids", [("..",), ("task", ".."), ("task", "run", ".."), ("task", "")])
+def test_what_would_cancel_something_broader_is_no_id(ids):
+    with Client("http://127.0.0.1:1", "key") as mine, pytest.raises(ValueError, match="no id"):
+        mine.cancel(*ids)
