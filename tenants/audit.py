@@ -62,6 +62,8 @@ class Audit:
         """
         if before and not _ID.fullmatch(before):
             raise InvalidRecord("before", "before must be the id of a change")
+        if re.fullmatch("0+-0+", before):
+            return []  # the store takes no end before which nothing can be
         newest = f"({before}" if before else "+"
         try:
             found = await self._connection.call(

@@ -153,7 +153,9 @@ def _check_count(name: str, value: int | None) -> None:
     if value is None:
         return
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MAX_COUNT:
-        raise InvalidRecord(name, f"{name} must be a whole number of at least 1, not {value!r}")
+        raise InvalidRecord(
+            name, f"{name} must be a whole number from 1 to {_MAX_COUNT}, not {value!r}"
+        )
 
 
 def _check_ordered(tenant: Tenant, default: str, ceiling: str) -> None:

@@ -33,7 +33,7 @@ class Kind(StrEnum):
 
     FLAG = "flag"  # true or false
     WEIGHT = "weight"  # a number
-    COUNT = "count"  # a whole number of at least 1
+    COUNT = "count"  # a whole number from 1
     PRIORITY = "priority"  # a whole number from 1 to 100; none is 0
     MONEY = "money"  # a number, in units of the operator's currency
     CHOICE = "choice"  # one of `values`
@@ -96,7 +96,7 @@ def _check_count(value: Any, _: tuple[str, ...]) -> str:
     whole = isinstance(value, int) and not isinstance(value, bool)
     if whole and 1 <= value <= _MAX_COUNT:
         return ""
-    return f"must be a whole number of at least 1, not {value!r}"
+    return f"must be a whole number from 1 to {_MAX_COUNT}, not {value!r}"
 
 
 def _check_priority(value: Any, _: tuple[str, ...]) -> str:

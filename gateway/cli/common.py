@@ -95,5 +95,5 @@ def _cell(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:g}"
+        return f"{value:.12g}"  # money to the cent, also in bills of millions
     return str(value)

@@ -77,6 +77,12 @@ def test_a_tenants_limits_and_budgets_are_set_and_removed(run: Run) -> None:
     assert columns == ["TENANT", "WEIGHT", "DISABLED", "CONCURRENCY", "TOKENS_PER_MONTH"]
 
 
+def test_money_is_told_to_the_cent(run: Run) -> None:
+    run("tenants", "create", "acme", "--money-per-month", "123456.78", "--weight", "1000000")
+    shown = dict(line.split() for line in run("tenants", "show", "acme").stdout.splitlines())
+    assert (shown["money_per_month"], shown["weight"]) == ("123456.78", "1000000")
+
+
 def test_the_commands_of_the_document_run(run: Run) -> None:
     document = (Path(__file__).parents[2] / "docs/tenancy.md").read_text()
     text = "\n".join(re.findall(r"```sh\n(.*?)```", document, re.DOTALL)).replace("\\\n", " ")

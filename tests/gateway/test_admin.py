@@ -210,7 +210,10 @@ def test_mistakes_name_what_is_wrong(
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"queue_tokens": 0}, "'queue_tokens' must be a whole number of at least 1, not 0."),
+        (
+            {"queue_tokens": 10**12 + 1},
+            "'queue_tokens' must be a whole number from 1 to 1000000000000, not 1000000000001.",
+        ),
         (
             {"default_timeout_ms": 5, "max_timeout_ms": 3},
             "'default_timeout_ms' (5) is above max_timeout_ms (3).",

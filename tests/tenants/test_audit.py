@@ -93,6 +93,8 @@ async def test_it_is_read_a_page_at_a_time_the_newest_first(store: Store) -> Non
     second = await store.audit.read(2, before=first[-1].id)
     last = await store.audit.read(2, before=second[-1].id)
     assert [change.to for change in (*first, *second, *last)] == ["t4", "t3", "t2", "t1", "t0"]
+    for first_of_all in ("0-0", "00-0", "0-1"):
+        assert await store.audit.read(2, before=first_of_all) == []
     for nonsense in ("x", "-", "1", "1-1-1", "(1-1", "9" * 40 + "-1"):
         with pytest.raises(InvalidRecord):
             await store.audit.read(2, before=nonsense)
