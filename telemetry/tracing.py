@@ -64,9 +64,10 @@ class RequestTrace:
         deadline: int | None = None,
         attributes: Mapping[str, AttributeValue | None] | None = None,
     ) -> None:
-        """Say what the request is once that is known. `deadline` is in monotonic ns.
+        """Say what the request is once that is known; of no effect after its end.
 
-        `attributes` are named in `telemetry.semconv`; None values are left out.
+        `deadline` is in monotonic ns. `attributes` are named in `telemetry.semconv`; None values
+        are left out.
         """
 
     def follow(self, sequences: Sequence[int]) -> None:
@@ -200,6 +201,8 @@ class _RecordedTrace(RequestTrace):
         deadline: int | None = None,
         attributes: Mapping[str, AttributeValue | None] | None = None,
     ) -> None:
+        if self._finished:  # its caller left while that was being found out
+            return
         self._span.update_name(f"{self._operation} {model}")
         self._set(
             {

@@ -218,6 +218,17 @@ def test_only_the_first_end_counts(world: World, caplog: pytest.LogCaptureFixtur
     assert caplog.text == ""
 
 
+def test_what_is_found_out_after_the_end_is_not_told(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A caller who hung up may share the answer with others, for whom it is placed later."""
+    trace = world.start()
+    trace.finish(499, error="cancelled")
+    trace.describe("smollm2-135m", LINEAGE, ["gold"])
+    assert list(world.spans()) == ["chat"]
+    assert caplog.text == ""
+
+
 def test_sequences_whose_end_was_lost_are_forgotten(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
