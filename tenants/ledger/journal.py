@@ -28,7 +28,7 @@ log = logging.getLogger("watermaster.usage")
 
 
 class Journal:
-    """`book` is called by the engine thread, `retry` by anyone; the rest may be read by others.
+    """`book` is called by the engine thread, `retry` and `lend` by anyone; the rest may be read.
 
     `live` is the id of the file being written and how many bytes of it are whole frames, header
     included. `failing` while the disk takes nothing: usage then waits in memory, where a kill would
@@ -47,7 +47,6 @@ class Journal:
 
         Raises OSError when `folder` cannot be written, ValueError for a name too long.
         """
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.model = model
         self.live: tuple[str, int] | None = None
         self.failing = False
@@ -82,6 +81,20 @@ class Journal:
         with self._lock:
             if self.failing:
                 self._try_to_write()
+
+    def lend(self) -> tuple[int, str, int] | None:
+        """The open file being written, for the caller to close, its id, and its bytes up to a
+
+        frame's end. Blocking: it waits for a frame that is being written.
+        One that was deleted is given out for the last time: the next frame begins another.
+        """
+        with self._lock:
+            if self._file is None or self.live is None:
+                return None
+            lent = (os.dup(self._file), *self.live)
+            if not os.fstat(self._file).st_nlink:
+                self._leave()
+            return lent
 
     def close(self) -> None:
         """Leave the file to whoever brings it into the store; the next frame begins another."""
@@ -124,10 +137,11 @@ class Journal:
 
     def _begin(self) -> int:
         """A new file, locked, with its header."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         while True:
             file_id = secrets.token_hex(8)
             path = self._folder / (file_id + SUFFIX)
-            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
             try:
                 # Somebody may have taken it for a dead one's before it was locked.
                 if locked(file) and os.fstat(file).st_nlink:

@@ -6,6 +6,7 @@ a file is added to its last byte it stays on the disk, so a store that is away c
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -224,20 +225,16 @@ class Ledger:
             log.warning("usage waits in %s: %s", self._config.folder, error, exc_info=trace)
 
     async def _flush_live(self, journal: Journal) -> None:
-        live = journal.live
-        if live is None:
-            return
-        file_id, written = live
-        if written - HEADER_BYTES <= self._added.get(file_id, 0):
-            return
-        try:
-            folder, model = self._config.folder, journal.model
-            with opened(folder, file_id, model, self._writer, written) as source:
+        lent = await asyncio.to_thread(journal.lend)
+        with opened(lent, journal.model, self._writer) as source:
+            if source is None or source.until <= self._added.get(source.file_id, 0):
+                return
+            try:
                 await self._add(source)
-        except FileNotFoundError:
-            if journal.live is not None and journal.live[0] == file_id:
-                raise  # it was deleted while it was written
-            log.debug("%s was ended meanwhile, and another process added it", file_id)
+            finally:
+                deleted = not os.fstat(source.file).st_nlink
+                if deleted and source.until > self._added.get(source.file_id, 0):
+                    log.error("usage of %s is lost: its file was deleted", journal.model)
 
     async def _flush_leftovers(self) -> None:
         """Those of ended processes, and our own that have grown long."""

@@ -75,9 +75,12 @@ def path_of(folder: Path, file_id: str) -> Path:
 
 
 @contextmanager
-def opened(folder: Path, file_id: str, model: str, writer: str, written: int) -> Iterator[Source]:
-    """A file that is being written by this process, which has whole frames up to `written`."""
-    file = os.open(path_of(folder, file_id), os.O_RDONLY)
+def opened(lent: tuple[int, str, int] | None, model: str, writer: str) -> Iterator[Source | None]:
+    """The file that this process, called `writer`, is writing, as its journal `lent` it."""
+    if lent is None:
+        yield None
+        return
+    file, file_id, written = lent
     try:
         yield Source(file, file_id, model, writer, written - HEADER_BYTES)
     finally:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -302,18 +303,36 @@ async def test_what_waits_in_memory_at_the_end_is_written_down_or_said_to_be_los
     assert ("could not be written" in caplog.text) == (not freed)
 
 
-async def test_a_journal_deleted_while_it_is_written_is_not_taken_for_added(
+async def test_a_journal_deleted_while_it_is_written_is_read_all_the_same(
     connection: Connection, tmp_path: Path
 ) -> None:
-    book = ledger(tmp_path, connection)
+    """Another one is begun, in a folder of its own if need be."""
+    book = ledger(tmp_path / "usage", connection)
+    journal = book.journal("sim", FREE)
+    for tokens in (2, 4, 6):
+        journal.append({GOLD: Usage(output_tokens=1)})
+        shutil.rmtree(tmp_path / "usage")
+        journal.append({GOLD: Usage(output_tokens=1)})
+        await book.flush()
+        assert (await totals(connection))["gold"].output_tokens == tokens
+    assert book.describe() == {"state": "stored", "pending_bytes": 0, "lag_seconds": 0.0}
+
+
+async def test_with_the_store_away_a_deleted_journal_is_said_to_be_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    connection = Connection(f"unix://{tmp_path}/nobody")
+    book = ledger(tmp_path / "usage", connection)
     journal = book.journal("sim", FREE)
     journal.append({GOLD: Usage(output_tokens=1)})
-    (file_id,) = names(tmp_path)
-    path_of(tmp_path, file_id).unlink()
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(StoreUnavailable):
         await book.flush()
-    assert book.describe()["state"] == "journaled"
-    assert book.pending_bytes > 0
+    assert "is lost" not in caplog.text
+    shutil.rmtree(tmp_path / "usage")
+    with pytest.raises(StoreUnavailable):
+        await book.flush()
+    assert "usage of sim is lost: its file was deleted" in caplog.text
+    await connection.close()
 
 
 async def test_hours_beyond_the_retention_are_forgotten_and_stay_so(
