@@ -53,11 +53,13 @@ class Cancellations:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self._channel = connection.channel(CHANNEL)
+        self._room = [self._channel, str(MOST_LOGGED), str(KEPT_MS)]
         self._heard = "0"  # the log's entry heard last
 
     async def tell(self, cancellation: Cancellation) -> None:
         """Tell every replica that a scope was cancelled."""
-        await self._connection.run("cancel", [LOG], [*_ROOM, cancellation.text()])
+        await self._connection.run("cancel", [LOG], [*self._room, cancellation.text()])
 
     async def commit(self, cancellation: Cancellation) -> Scope:
         """Tell every replica who won a race, if nobody has; returns who has won.
@@ -69,7 +71,7 @@ class Cancellations:
         names = [LOG, f"wm:winners:{scope.tenant}", f"wm:won:{scope.tenant}"]
         text = orjson.dumps(asdict(winner)).decode()
         rest = [cancellation.text(), scope.task or "", text, str(MOST_WINNERS)]
-        won: str = await self._connection.run("commit_task", names, [*_ROOM, *rest])
+        won: str = await self._connection.run("commit_task", names, [*self._room, *rest])
         try:
             return Scope(**orjson.loads(won))
         except (ValueError, TypeError):
@@ -78,7 +80,7 @@ class Cancellations:
     async def listeners(self) -> int:
         """Replicas that hear what is told now."""
         counts: list[tuple[str, int]] = await self._connection.call(
-            lambda client: client.pubsub_numsub(CHANNEL)
+            lambda client: client.pubsub_numsub(self._channel)
         )
         return counts[0][1]
 
@@ -109,7 +111,7 @@ class Cancellations:
             entry, _, told = text.partition(" ")
             hear(entry, told)
 
-        await self._connection.listen({CHANNEL: hear_now}, catch_up)
+        await self._connection.listen({self._channel: hear_now}, catch_up)
 
     async def _missed(self, client: Any) -> list[tuple[str, dict[str, str]]]:
         seconds, _ = await client.time()
@@ -117,9 +119,6 @@ class Cancellations:
         start = oldest if _order(oldest) > _order(self._heard) else f"({self._heard}"
         entries: list[tuple[str, dict[str, str]]] = await client.xrange(LOG, min=start)
         return entries
-
-
-_ROOM = [CHANNEL, str(MOST_LOGGED), str(KEPT_MS)]
 
 
 def _order(entry: str) -> tuple[int, int]:

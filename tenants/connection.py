@@ -85,6 +85,7 @@ class Connection:
                 "unix:///path/to/socket"
             ) from None
         self._client = redis.Redis.from_pool(pool)
+        self._database = pool.connection_kwargs.get("db") or 0
         self._scripts = {
             name: self._client.register_script(source) for name, source in sources().items()
         }
@@ -100,6 +101,10 @@ class Connection:
     async def call(self, operation: Callable[[Any], Awaitable[T]]) -> T:
         """Run `operation` on the client, again if the connection broke meanwhile."""
         return await self._attempt(lambda: operation(self._client), _PERSISTENCE)
+
+    def channel(self, name: str) -> str:
+        """A channel of this database; messages themselves are heard in all of a server's."""
+        return f"{name}@{self._database}" if self._database else name
 
     async def listen(
         self,

@@ -70,7 +70,8 @@ class Questions:
 
     async def ask(self, question: Question) -> Heard:
         """Put it to every server, this one too, whose answers `follow` reports."""
-        rest = [QUESTIONS, EVERY_SERVER, _text(question)]
+        channel = self._connection.channel
+        rest = [channel(QUESTIONS), channel(EVERY_SERVER), _text(question)]
         heard, all_, now, seen = await self._connection.run("ask", [SERVERS], rest)
         return Heard(heard, max(0, all_ - heard), Roll.of(now, seen))
 
@@ -79,7 +80,7 @@ class Questions:
         text = _text(Answer(question.id, self._own, part))
         if len(text) > MOST_BYTES:
             raise ValueError(f"an answer of {len(text)} bytes, at most {MOST_BYTES} are sent")
-        channel = ANSWERS + question.server
+        channel = self._connection.channel(ANSWERS + question.server)
         await self._connection.call(lambda client: client.publish(channel, text))
 
     async def follow(
@@ -95,10 +96,11 @@ class Questions:
             else:
                 report(message)
 
+        channel = self._connection.channel
         await self._connection.listen(
             {
-                QUESTIONS: partial(hear, Question, on_question),
-                ANSWERS + self._own: partial(hear, Answer, on_answer),
+                channel(QUESTIONS): partial(hear, Question, on_question),
+                channel(ANSWERS + self._own): partial(hear, Answer, on_answer),
             }
         )
 

@@ -63,7 +63,7 @@ class Servers:
 
     async def follow(self) -> None:
         """Hear of others as soon as they are there, for ever."""
-        await self._connection.listen({SEEN: self._hear})
+        await self._connection.listen({self._connection.channel(SEEN): self._hear})
 
     def _hear(self, name: str) -> None:
         if name != self.own:
@@ -80,9 +80,10 @@ class Servers:
         await self._be_seen(THERE_MS)
 
     async def _be_seen(self, age: int) -> None:
-        rest = [self.own, str(age), str(KEPT_MS), str(MOST_SERVERS), SEEN]
+        seen = self._connection.channel(SEEN)
+        rest = [self.own, str(age), str(KEPT_MS), str(MOST_SERVERS), seen]
         try:
-            now, seen = await self._connection.run("be_seen", [SERVERS], rest)
+            now, ages = await self._connection.run("be_seen", [SERVERS], rest)
         except StoreUnavailable:
             return  # whoever looks after the store says so
-        self.roll = Roll.of(now, seen)
+        self.roll = Roll.of(now, ages)
