@@ -1,9 +1,11 @@
 """Tenants, their keys, and who a request speaks for. Plain data: no store, no network."""
 
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from telemetry.secrets import holds_key
+from tenants.choices import AUTO
 from tenants.settings import SETTINGS, InvalidRecord
 
 __all__ = ["INFERENCE", "READ", "SCOPES", "ApiKey", "InvalidRecord", "Principal", "Tenant"]
@@ -147,6 +149,21 @@ def _check_tenant_id(tenant: str) -> None:
         )
     if tenant in _RESERVED:
         raise InvalidRecord("id", f"the tenant id {tenant!r} is reserved")
+
+
+def models_of(names: Iterable[str]) -> frozenset[str]:
+    """What a key is to allow. Its calls may say `auto` in any case, and `auto` alone allows none.
+
+    Raises InvalidRecord.
+    """
+    models = frozenset(names)
+    if AUTO in models:
+        raise InvalidRecord("models", f"{AUTO!r} is no model: name those that it may choose from")
+    return models
+
+
+# What a key has sets of, and how one that is asked for is read.
+KEY_SETS: dict[str, Callable[..., frozenset[str]]] = {"scopes": frozenset, "models": models_of}
 
 
 def _check_count(name: str, value: int | None) -> None:

@@ -31,7 +31,7 @@ from tenants.calls import Calls
 from tenants.cancellations import Cancellations
 from tenants.changes import CHANNEL, Change, read_change
 from tenants.connection import Connection, RecordDamaged, StoreError, StoreUnavailable
-from tenants.model import INFERENCE, ApiKey, InvalidRecord, Principal, Tenant
+from tenants.model import INFERENCE, KEY_SETS, ApiKey, InvalidRecord, Principal, Tenant, models_of
 from tenants.reading import Listing
 from tenants.records import (
     damaged_key,
@@ -67,7 +67,7 @@ __all__ = [
 ]
 
 SCHEMA = 1
-_KEY_SETTINGS = frozenset({"scopes", "models", "expires", "disabled"})
+_KEY_SETTINGS = frozenset({*KEY_SETS, "expires", "disabled"})
 _REMEMBERED = 90 * 86_400  # seconds a dead key is kept, to tell its callers why it is refused
 _WRITE_ATTEMPTS = 20  # each failed one means that another writer got through
 
@@ -201,7 +201,7 @@ class Store:
         Raises NotFound, InvalidRecord.
         """
         raw, public_id, digest = keys.new_key()
-        key = ApiKey(public_id, tenant_id, digest, frozenset(scopes), frozenset(models), expires)
+        key = ApiKey(public_id, tenant_id, digest, frozenset(scopes), models_of(models), expires)
         end = "" if expires is None else str(expires)
         how = {"tenant": tenant_id, "scopes": key.scopes, "models": key.models, "expires": expires}
         noted = audit.entry(self._actor, "key issued", public_id, how)
@@ -264,7 +264,7 @@ class Store:
         values, faults = key_values(await reading.key_record(self._connection, public_id))
         if faults.keys() - changes.keys():
             raise damaged_key(public_id, faults)
-        sets = {n: frozenset(v) for n, v in changes.items() if n in {"scopes", "models"}}
+        sets = {n: KEY_SETS[n](v) for n, v in changes.items() if n in KEY_SETS}
         key = ApiKey(public_id, **values | changes | sets)
         ends = "same" if "expires" not in changes else str(key.expires or "")
         noted = audit.entry(

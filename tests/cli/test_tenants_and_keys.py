@@ -177,6 +177,7 @@ def test_the_admin_key_is_issued_replaced_and_ended(run: Run) -> None:
         (["tenants", "update", "x"], 2, "nothing to change"),
         (["tenants", "create", "x", "--admission", "best"], 2, "'accept', 'feasible', 'goodput'"),
         (["keys", "create", "nobody"], 1, "error: there is no tenant 'nobody'"),
+        (["keys", "create", "x", "--model", "auto"], 1, "error: 'auto' is no model"),
         (["keys", "create", "x", "--expires-in", "soon"], 2, "write 90s, 15m, 12h or 30d"),
         (["keys", "update", "0123456789ab"], 2, "nothing to change"),
         (["keys", "update", "x", "--all-models", "--model", "m"], 2, "contradict each other"),

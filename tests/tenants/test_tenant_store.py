@@ -377,3 +377,13 @@ async def test_a_refused_write_is_said_to_be_one(
         await connection.call(lambda client: client.config_set("maxmemory", "0"))
     assert not await store.check()
     assert (await store.list_keys("gold")).found == {}
+
+
+async def test_a_key_is_not_made_or_changed_to_allow_nothing_but_auto(store: Store) -> None:
+    await store.create_tenant(Tenant("gold"))
+    with pytest.raises(InvalidRecord, match="'auto' is no model"):
+        await store.create_key("gold", models=["auto"])
+    key = await store.create_key("gold", models=["small"])
+    with pytest.raises(InvalidRecord, match="'auto' is no model"):
+        await store.update_key(key.key.public_id, models=["small", "auto"])
+    assert (await store.get_key(key.key.public_id)).models == {"small"}
