@@ -4,11 +4,14 @@ Every module here imports only click and the standard library at its top, so tha
 completion answer at once; commands import what they need when they run.
 """
 
+import errno
+
 import click
 
 from gateway.cli.admin import admin
 from gateway.cli.audit import audit
 from gateway.cli.bench import bench
+from gateway.cli.common import CliError
 from gateway.cli.config import config
 from gateway.cli.demo import demo
 from gateway.cli.keys import keys
@@ -21,7 +24,21 @@ from gateway.cli.tenants import tenants
 from gateway.cli.usage import usage
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class Commands(click.Group):
+    """Tells of a full disk, where output or a store goes, in one sentence as of other failures."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise CliError(f"{error.filename or 'what is written to'}: {error.strerror}") from None
+
+
+@click.group(
+    cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(package_name="watermaster")
 def main() -> None:
     """Serve a language model to many tenants, each with its fair share.

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -54,3 +55,12 @@ def test_config_commands(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("config", "docs").stdout == markdown()
     monkeypatch.setenv("WATERMASTER_SERVER_PRT", "1")
     assert "WATERMASTER_SERVER_PORT" in run("config", "check", code=2).stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_under_the_output_is_told_in_one_sentence() -> None:
+    command = [sys.executable, "-m", "gateway.cli", "config", "docs"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "error: what is written to: No space left on device\n"
