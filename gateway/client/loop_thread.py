@@ -31,12 +31,15 @@ class LoopThread:
         """The result of `work`, which sees the context variables of the caller.
 
         Interrupting the caller cancels it. Raises RuntimeError if the thread was closed, even
-        meanwhile, or is the caller's own.
+        meanwhile, is the caller's own, or stayed behind in the process that this one forked from.
         """
         with self._submitting:
-            if self.closed or threading.current_thread() is self._thread:
+            gone = self.closed or not self._thread.is_alive()
+            if gone or threading.current_thread() is self._thread:
                 work.close()
-                raise RuntimeError("the client is closed, or called from within its own call")
+                raise RuntimeError(
+                    "the client is closed, another process's, or called from within its own call"
+                )
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -51,7 +54,7 @@ class LoopThread:
             raise RuntimeError("the client cannot be closed from within its own call")
         with self._submitting:  # what is submitted later would wait for ever
             ending = self._end()
-        if ending is not None:
+        if ending is not None and self._thread.is_alive():
             ending.result()
             self._thread.join()
 

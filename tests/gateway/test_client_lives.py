@@ -2,6 +2,9 @@
 
 import asyncio
 import gc
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -108,6 +111,29 @@ def test_clients_that_nobody_holds_leave_no_thread_behind(server):
         Client(server.url, server.keys["gold"]).chat(**BODY)
     gc.collect()
     eventually(lambda: threading.active_count() <= before)
+
+
+FORKED = """
+import os, sys
+from gateway.client import Client
+mine = Client(*sys.argv[1:])
+mine.backpressure()
+child = os.fork()
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+try:
+    mine.backpressure()
+except RuntimeError as error:
+    assert "another process's" in str(error)
+    mine.close()
+    os._exit(7)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_client_of_the_process_before_a_fork_is_told_apart(server):
+    command = [sys.executable, "-c", FORKED, server.url, server.keys["gold"]]
+    assert subprocess.run(command, check=False, timeout=60).returncode == 7
 
 
 def test_another_event_loop_is_told_apart(server):
