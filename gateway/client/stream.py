@@ -1,5 +1,6 @@
 """The chunks of one answer, as they come."""
 
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from types import AsyncGeneratorType
 from typing import Any, Self, cast
@@ -20,7 +21,8 @@ class Stream:
 
     def __init__(self, response: httpx.Response, end: float) -> None:
         self._response = response
-        self._chunks = cast("AsyncGeneratorType[dict[str, Any], None]", self._read(end))
+        chunks = self._read(end, time.monotonic())
+        self._chunks = cast("AsyncGeneratorType[dict[str, Any], None]", chunks)
         self._complete = False
         self._closed = False
 
@@ -51,12 +53,19 @@ class Stream:
             await self._chunks.aclose()
         await self._response.aclose()
 
-    async def _read(self, end: float) -> AsyncGenerator[dict[str, Any], None]:
+    async def _read(self, end: float, left: float) -> AsyncGenerator[dict[str, Any], None]:
+        """`left`: when nobody was waiting any more.
+
+        What came while the caller was busy with an earlier chunk is there, however late it is when
+        the caller asks for it: only time spent waiting is the server's silence.
+        """
         reader, pieces = EventReader(), self._response.aiter_bytes()
         try:
             while True:
+                end += max(0.0, time.monotonic() - max(end, left))
                 async with until(end):
                     piece = await anext(pieces, None)
+                left = time.monotonic()
                 if piece is None:
                     break
                 for data in reader.feed(piece):

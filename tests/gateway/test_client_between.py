@@ -1,13 +1,22 @@
 """`gateway.client` and what is no server of ours, but stands between, say a proxy."""
 
 import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
-from gateway.client import BrokenStreamError, Client, GivenUp, RetryPolicy, UnreachableError
+from gateway.client import (
+    BrokenStreamError,
+    Client,
+    DeadlineError,
+    GivenUp,
+    RetryPolicy,
+    UnreachableError,
+)
+from tests.gateway.live import read
 
 EVENTS = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: text/event-stream\r\n\r\n"
 DONE = b"\n\ndata: [DONE]\n\n"
@@ -15,15 +24,20 @@ BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
 @contextmanager
-def standing_in(*answers: bytes) -> Iterator[str]:
-    """The URL of something that gives one of `answers` to each connection, whatever it asks."""
+def standing_in(*answers: bytes, pause: float = 0.0) -> Iterator[str]:
+    """The URL of something that gives one of `answers` to each connection, whatever it asks.
+
+    Its lines come one by one, `pause` seconds apart.
+    """
 
     def serve(listener: socket.socket) -> None:
         for answer in answers:
             connection, _ = listener.accept()
-            with connection:
-                connection.recv(65536)
-                connection.sendall(answer)
+            with connection, suppress(BrokenPipeError, ConnectionResetError):
+                read(connection)  # in full: what is left unread makes closing it an error
+                for line in answer.splitlines(keepends=True) if pause else [answer]:
+                    connection.sendall(line)
+                    time.sleep(pause)
 
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
         listener.settimeout(20)
@@ -87,3 +101,25 @@ def test_a_stream_is_no_answer_to_who_asked_for_one_and_the_other_way_round():
     ):
         assert mine.chat(**BODY) == {"ok": 1}
         assert list(mine.stream(**BODY)) == [{"ok": 1}]
+
+
+def test_what_came_in_time_is_handed_out_to_a_caller_who_comes_late():
+    events = b'data: {"a": 1}\n\ndata: {"a": 2}\n\ndata: {"a": 3}' + DONE
+    with (
+        standing_in(EVENTS + events, pause=0.02) as url,
+        Client(url, "key") as mine,
+        mine.stream(**BODY, within=1) as stream,
+    ):
+        first = next(stream)
+        time.sleep(2.5)
+        assert [first, *stream] == [{"a": 1}, {"a": 2}, {"a": 3}]
+
+
+def test_a_stream_that_trickles_past_its_end_is_ended():
+    with (
+        standing_in(EVENTS + b": still here\n" * 100, pause=0.02) as url,
+        Client(url, "key") as mine,
+        mine.stream(**BODY, within=0.2) as stream,
+        pytest.raises(DeadlineError),
+    ):
+        list(stream)
