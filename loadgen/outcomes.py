@@ -6,17 +6,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loadgen.stats import quantile
+from telemetry.billing_events import Charge, ServiceCharged
 from telemetry.clock import NANOSECONDS
 from telemetry.events import (
     Cause,
-    Charge,
     Event,
     SequenceArrived,
     SequenceEnded,
     SequencePreempted,
     SequenceRefused,
     SequenceStarted,
-    ServiceCharged,
 )
 
 COMPLETE = (Cause.STOP, Cause.STOP_STRING, Cause.LENGTH)

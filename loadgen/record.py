@@ -13,6 +13,7 @@ from loadgen.meter import ReworkMeter
 from loadgen.workload import Request
 from policies.admission import Verdict
 from telemetry.admission_events import DeadlineInfeasible
+from telemetry.billing_events import ServiceCharged
 from telemetry.events import (
     Cause,
     Event,
@@ -23,7 +24,6 @@ from telemetry.events import (
     SequencePreempted,
     SequenceRefused,
     SequenceStarted,
-    ServiceCharged,
     StepCommitted,
     StepPlanned,
 )

@@ -4,10 +4,8 @@ Metrics, traces, usage and explanations are folds over these events, so they can
 All times are monotonic nanoseconds passed into the kernel. Events hold plain data only.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
 
 from telemetry.admission_events import (
     DeadlineInfeasible,
@@ -16,6 +14,7 @@ from telemetry.admission_events import (
     PromiseLapsed,
     SequenceDisplaced,
 )
+from telemetry.billing_events import ExternalServiceCharged, ServiceCharged
 from telemetry.lineage import Lineage, Scope
 
 
@@ -206,67 +205,7 @@ class StepCommitted:
     recomputed_tokens: int
     lag_tokens: int  # computed for sequences that had ended or lost their place meanwhile
     stall: int = 0  # nanoseconds of `duration` for which moves of KV held it up
-
-
-class Charge(NamedTuple):
-    """One flow's bill for one step; `cost` is in units before division by weight."""
-
-    flow: tuple[str, ...]
-    prompt_tokens: int  # computed for the first time
-    output_tokens: int
-    rework_tokens: int  # recomputed on this flow's account
-    cost: float
-
-
-class Repeat(NamedTuple):
-    """`sequence` computed `tokens` again, at the expense of a tenant's key: whoever caused it."""
-
-    sequence: int
-    tenant: str
-    key: str
-    tokens: int
-
-
-class Holdup(NamedTuple):
-    """For `duration` nanoseconds a step waited for KV that moved for the sake of a tenant's key."""
-
-    flow: tuple[str, ...]
-    tenant: str
-    key: str
-    duration: int
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceCharged:
-    """The bills of one step: the fields of `Charge` as columns, an entry a flow.
-
-    One event for all: there may be hundreds in a step. `repeats` is the rework once more, by the
-    sequences that did it and by who pays. `holdups` add up to `StepCommitted.stall`.
-    """
-
-    now: int
-    step: int
-    flows: tuple[tuple[str, ...], ...]
-    prompt_tokens: tuple[int, ...]
-    output_tokens: tuple[int, ...]
-    rework_tokens: tuple[int, ...]
-    costs: tuple[float, ...]
-    repeats: tuple[Repeat, ...] = ()
-    holdups: tuple[Holdup, ...] = ()
-
-    def charges(self) -> Iterator[Charge]:
-        """The bills one by one."""
-        columns = self.prompt_tokens, self.output_tokens, self.rework_tokens, self.costs
-        return map(Charge, self.flows, *columns)
-
-
-@dataclass(frozen=True, slots=True)
-class ExternalServiceCharged:
-    """Service another replica gave to a flow."""
-
-    now: int
-    flow: tuple[str, ...]
-    cost: float
+    slowness: float = 1.0  # times as long as usual that steps had been taking before it
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from telemetry.billing_events import ServiceCharged
 from telemetry.events import (
     CallAnswered,
     CallSubmitted,
@@ -28,7 +29,6 @@ from telemetry.events import (
     SequencePreempted,
     SequenceRefused,
     SequenceStarted,
-    ServiceCharged,
     Stall,
     StepCommitted,
     StepPlanned,

@@ -20,11 +20,11 @@ from telemetry.admission_events import (
     PromiseLapsed,
     SequenceDisplaced,
 )
+from telemetry.billing_events import ExternalServiceCharged, ServiceCharged
 from telemetry.clock import NANOSECONDS
 from telemetry.events import (
     CancelApplied,
     Event,
-    ExternalServiceCharged,
     FlowStalled,
     SequenceAdmitted,
     SequenceArrived,
@@ -33,7 +33,6 @@ from telemetry.events import (
     SequencePreempted,
     SequenceRefused,
     SequenceStarted,
-    ServiceCharged,
     StepCommitted,
     StepPlanned,
 )
@@ -195,6 +194,9 @@ class MetricsFold:
 
     def _define_engine(self) -> None:
         self.step_time = Histogram("watermaster_step_duration_seconds", "One step", _STEP)
+        self.slowness = Gauge(
+            "watermaster_step_slowness", "Times as long as usual that steps take lately"
+        )
         self.step_rows = Histogram(
             "watermaster_step_sequences", "Sequences computed by a step", _ROWS
         )
@@ -288,6 +290,7 @@ class MetricsFold:
 
     def _committed(self, event: StepCommitted) -> None:
         self.step_time.observe(_seconds(event.duration))
+        self.slowness.set(event.slowness)
         self.lag_tokens.add(event.lag_tokens)
 
     def _charged(self, event: ServiceCharged) -> None:

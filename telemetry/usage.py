@@ -10,13 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from telemetry.billing_events import Repeat, ServiceCharged
 from telemetry.events import (
     Event,
-    Repeat,
     SequenceAdmitted,
     SequenceArrived,
     SequenceEnded,
-    ServiceCharged,
     StepCommitted,
     StepPlanned,
 )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from policies.fairness.tree import Flow
-from telemetry.events import Holdup, Repeat, ServiceCharged
+from telemetry.billing_events import Holdup, Repeat, ServiceCharged
 from telemetry.lineage import Lineage
 
 Causer = tuple[tuple[str, ...], str, str]  # flow, tenant and key

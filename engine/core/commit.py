@@ -245,6 +245,7 @@ def _report(
             recomputed_tokens=bills.rework_tokens,
             lag_tokens=lag,
             stall=result.stall,
+            slowness=state.step_time.slowness,
         )
     )
     if bills:

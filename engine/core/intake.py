@@ -20,9 +20,9 @@ from engine.core.refusal import SECOND, UNKNOWN_WAIT, Refusal
 from engine.core.sequence import Group, Sequence, State
 from engine.core.state import KernelState
 from policies.admission import Verdict
+from telemetry.billing_events import ExternalServiceCharged
 from telemetry.events import (
     Cause,
-    ExternalServiceCharged,
     SequenceArrived,
     SequenceRefused,
 )

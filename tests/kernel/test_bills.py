@@ -13,6 +13,7 @@ from engine.sim.profile import A10G_LLAMA2_7B, CostProfile, HostLink
 from policies.config import PREEMPTIONS, PolicyConfig
 from policies.cost import CostConfig
 from policies.fairness.config import FairnessConfig
+from telemetry.billing_events import ServiceCharged
 from telemetry.events import (
     Cause,
     FlowLifted,
@@ -22,7 +23,6 @@ from telemetry.events import (
     SequenceArrived,
     SequenceEnded,
     SequencePreempted,
-    ServiceCharged,
     StepCommitted,
     StepPlanned,
 )

@@ -3,7 +3,10 @@
 import numpy as np
 import pytest
 
-from telemetry.events import SequenceEnded, ServiceCharged
+from telemetry.billing_events import ServiceCharged
+from telemetry.events import (
+    SequenceEnded,
+)
 from tests.kernel.world import World, config
 
 STEPS, WARM_UP, WINDOW = 1100, 500, 200

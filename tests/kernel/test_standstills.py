@@ -11,6 +11,7 @@ from engine.core.drainage import places_seconds
 from engine.sim.profile import A10G_LLAMA2_7B, StepShape
 from policies.admission import AdmissionConfig
 from policies.promises import PromiseConfig
+from telemetry.events import StepCommitted
 from tests.kernel.test_admission_control import learned
 from tests.kernel.world import World
 
@@ -103,6 +104,16 @@ def test_a_machine_that_changes_its_speed_for_a_while_is_foretold_so_while_it_do
         assert place(world) == pytest.approx(speed * usual, rel=error)
         work(world, 400)
         assert place(world) == pytest.approx(speed * usual, rel=0.25)
+
+
+def test_each_step_says_how_slow_the_machine_had_been_before_it():
+    machine, world = machine_and_world()
+    work(world, 200)
+    machine.slower = 2.0
+    work(world, 100)
+    told = [event.slowness for event in world.of(StepCommitted)]
+    assert told[50:200] == pytest.approx([1.0] * 150, abs=0.1)
+    assert told[-1] == pytest.approx(2.0, rel=0.2)
 
 
 def test_promises_keep_nobody_out_of_an_idle_engine():

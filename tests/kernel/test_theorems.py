@@ -37,13 +37,13 @@ from hypothesis import strategies as st
 
 from policies.config import PolicyConfig
 from policies.fairness.config import FairnessConfig
+from telemetry.billing_events import ServiceCharged
 from telemetry.events import (
     FlowLifted,
     SequenceAdmitted,
     SequenceArrived,
     SequenceEnded,
     SequencePreempted,
-    ServiceCharged,
 )
 from tests.kernel.world import World, config
 

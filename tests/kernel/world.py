@@ -13,15 +13,14 @@ from engine.core.plan import Sampling
 from engine.core.scheduler import Scheduler
 from engine.sim.executor import SimExecutor, TokenRule, counting_tokens
 from engine.sim.profile import A10G_LLAMA2_7B, CostProfile
+from telemetry.billing_events import Charge, ServiceCharged
 from telemetry.clock import VirtualClock
 from telemetry.events import (
     Cause,
-    Charge,
     Event,
     SequenceArrived,
     SequenceEnded,
     SequenceRefused,
-    ServiceCharged,
     StepPlanned,
 )
 from telemetry.lineage import Lineage, Scope

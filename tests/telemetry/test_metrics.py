@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from telemetry.billing_events import ExternalServiceCharged, ServiceCharged
 from telemetry.events import (
     CallAnswered,
     CallSubmitted,
     CancelApplied,
     Cause,
     Event,
-    ExternalServiceCharged,
     FlowLifted,
     FlowStalled,
     Phase,
@@ -24,7 +24,6 @@ from telemetry.events import (
     SequencePreempted,
     SequenceRefused,
     SequenceStarted,
-    ServiceCharged,
     Stall,
     StepCommitted,
     StepPlanned,
@@ -128,6 +127,11 @@ def test_histograms_are_cumulative_and_include_their_bound() -> None:
     assert found["step_duration_seconds_bucket", "m", "+Inf"] == 3
     assert found["step_duration_seconds_count", "m"] == 3
     assert found["step_duration_seconds_sum", "m"] == pytest.approx(9.005000001)
+
+
+def test_the_slowness_is_that_of_the_newest_step() -> None:
+    steps = [StepCommitted(0, n, 1, (), (), 0, 0, 0, slowness=s) for n, s in ((1, 1.0), (2, 1.5))]
+    assert fold(*steps)["step_slowness", "m"] == 1.5
 
 
 def test_one_token_has_no_time_per_token() -> None:
