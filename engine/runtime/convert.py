@@ -26,6 +26,8 @@ def convert_weights(gguf: Path, out: Path) -> None:
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
     config = source.config.to_hf() | {"torch_dtype": "bfloat16"}
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    # It comes out for this user's eyes alone, whatever the umask lets others read.
+    (out / "model.safetensors").chmod((out / "config.json").stat().st_mode & 0o777)
     try:
         (out / ORIGIN).hardlink_to(gguf)
     except OSError:  # another file system, or one without links

@@ -102,6 +102,8 @@ def tensor_shape(name: str, config: ModelConfig) -> tuple[int, ...]:
 
 def _opened(path: Path, device: torch.device) -> safe_open:
     try:
+        path.open("rb").close()  # safetensors says of all files it cannot open that there are none
         return safe_open(path, framework="pt", device=str(device))
     except (OSError, SafetensorError) as error:
-        raise WeightsError(f"cannot read {path}: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise WeightsError(f"cannot read {path}: {reason}") from error

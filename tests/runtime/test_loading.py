@@ -1,6 +1,7 @@
 """Weights from files and from nowhere, read by one thread or by several."""
 
 import json
+import resource
 from dataclasses import replace
 
 import pytest
@@ -44,6 +45,17 @@ def folder(tmp_path):
     index = {"weight_map": mapping}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     return tmp_path
+
+
+def test_why_a_file_cannot_be_opened_is_told(folder):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    source = SafetensorsSource(folder, CPU)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))  # root may open whatever is there
+    try:
+        with pytest.raises(WeightsError, match=r"cannot read .*\.safetensors: Too many open files"):
+            source.get("model.embed_tokens.weight")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_several_readers_build_the_model_that_one_builds(folder):

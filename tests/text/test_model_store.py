@@ -107,6 +107,7 @@ def test_a_pull_installs_a_model_that_loads_and_a_second_one_does_nothing(
     assert TextCodec.load(folder).encode("hel", add_special=False) == [261]
     assert json.loads((folder / "config.json").read_text())["vocab_size"] == 262
     assert (folder / "model.safetensors").stat().st_size > 0
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1  # others may read it all
     (installed,) = store.list()
     assert (installed.name, installed.path, installed.licence) == ("tiny", folder, "Apache-2.0")
     assert installed.size == sum(path.stat().st_size for path in folder.iterdir())
