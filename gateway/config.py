@@ -281,7 +281,7 @@ class StoreSettings(Section):
     @property
     def usage_dir(self) -> Path:
         """Folder of the usage journal."""
-        return self.data_dir.expanduser() / "usage"
+        return self.data_dir / "usage"
 
     @field_validator("url")
     @classmethod

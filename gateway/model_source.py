@@ -54,7 +54,7 @@ class ModelSource:
 
 
 def open_model_store(settings: ModelSettings) -> ModelStore:
-    return ModelStore(settings.cache.expanduser()) if settings.cache else ModelStore()
+    return ModelStore(settings.cache)
 
 
 def find_model(settings: ModelSettings) -> ModelSource:

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -79,9 +79,17 @@ CATALOGUE: Mapping[str, CatalogueEntry] = {
 
 
 def default_root() -> Path:
-    """Return `$WATERMASTER_CACHE`, or `~/.cache/watermaster` without it."""
+    """Return `$WATERMASTER_CACHE`, or `~/.cache/watermaster` without it.
+
+    Raises ModelStoreError where there is neither.
+    """
     chosen = os.environ.get("WATERMASTER_CACHE")
-    return Path(chosen) if chosen else Path.home() / ".cache" / "watermaster"
+    try:
+        return Path(chosen) if chosen else Path.home() / ".cache" / "watermaster"
+    except RuntimeError:
+        raise ModelStoreError(
+            "this user has no home folder, so WATERMASTER_CACHE must say where models are"
+        ) from None
 
 
 class ModelStore:
@@ -90,8 +98,13 @@ class ModelStore:
     def __init__(
         self, root: Path | None = None, catalogue: Mapping[str, CatalogueEntry] = CATALOGUE
     ) -> None:
-        self.root = default_root() if root is None else root
+        self._root = root
         self._catalogue = catalogue
+
+    @property
+    def root(self) -> Path:
+        """Where models are. Raises ModelStoreError; a model that is given by path needs none."""
+        return default_root() if self._root is None else self._root
 
     def pull(self, name: str, report: Report) -> Path:
         """Install a known model unless it is there, and return its folder.
@@ -138,7 +151,9 @@ class ModelStore:
                 f"the model {name_or_path} is not installed: "
                 f"run `watermaster model pull {name_or_path}`"
             )
-        path = Path(name_or_path).expanduser()
+        path = Path(name_or_path)
+        with suppress(RuntimeError):  # a ~ that is no home folder's is none either
+            path = path.expanduser()
         if path.is_dir():
             if (path / "config.json").is_file():
                 return path

@@ -67,6 +67,12 @@ def test_the_file_is_found_where_the_documentation_says() -> None:
     assert load(Path("watermaster.toml"), {"WATERMASTER_CONFIG": "x"}).settings.server.port == 1111
 
 
+def test_a_path_may_begin_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    settings = load(None, {"WATERMASTER_ENGINE_COMMAND_LOG": "~/commands"}).settings
+    assert settings.engine.command_log == Path("/home/somebody/commands")
+
+
 def test_short_variables_and_empty_ones() -> None:
     environment = {
         "WATERMASTER_REDIS_URL": "redis://localhost:1/0",
@@ -157,6 +163,10 @@ def test_every_wrong_key_is_named_at_once() -> None:
         ("FOO", "1", "unknown variable WATERMASTER_FOO"),
         ("SERVER_PORT", "x", "WATERMASTER_SERVER_PORT must be a valid integer, not 'x'"),
         ("SERVER_PORT", "-1", "server.port must be greater than or equal to 0, not -1 (set by"),
+        (
+            *("STORE_DATA_DIR", "~nobody-here/x"),
+            "store.data_dir: begins with ~nobody-here, which is no home folder here",
+        ),
         ("CONFIG", "gone.toml", "there is no configuration file gone.toml"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -227,6 +228,18 @@ def test_the_cache_is_where_the_environment_says(tmp_path, monkeypatch):
     monkeypatch.delenv("WATERMASTER_CACHE")
     monkeypatch.setenv("HOME", "/home/somebody")
     assert ModelStore().root == Path("/home/somebody/.cache/watermaster")
+
+
+def test_a_user_without_a_home_folder_names_a_model_by_path_or_the_cache(tmp_path, monkeypatch):
+    monkeypatch.delenv("WATERMASTER_CACHE", raising=False)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)  # of whom the system knows no more
+    (tmp_path / "config.json").write_text("{}")
+    assert ModelStore().path(str(tmp_path)) == tmp_path
+    with pytest.raises(ModelStoreError, match="'~/mine' is neither a known model"):
+        ModelStore().path("~/mine")
+    with pytest.raises(ModelStoreError, match="no home folder, so WATERMASTER_CACHE must say"):
+        ModelStore().path(DEFAULT_MODEL)
 
 
 def test_the_default_model_is_pinned():

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from engine.runtime.store import default_root
+from engine.runtime.store import ModelStoreError, default_root
 
 FLAGS = (
     *("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-fno-trapping-math"),
@@ -114,7 +114,7 @@ def kernels_for(dtype: torch.dtype) -> Kernels | None:
 def _library() -> ctypes.CDLL | None:
     try:
         return ctypes.CDLL(str(build(default_root() / "native")))
-    except (BuildError, OSError) as error:
+    except (BuildError, ModelStoreError, OSError) as error:
         logger.warning("computing without native kernels, more slowly: %s", error)
         return None
 
