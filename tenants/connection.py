@@ -5,9 +5,11 @@ since a script may reach a record whose name it finds in another.
 """
 
 import asyncio
+import os
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from redis import asyncio as redis
 from redis.asyncio.retry import Retry
@@ -78,6 +80,9 @@ class Connection:
                 protocol=2,
                 retry=Retry(NoBackoff(), 0),  # tenacity does it
             )
+            if "path" in pool.connection_kwargs:  # any bytes, which the client takes for UTF-8
+                path = os.fsdecode(unquote_to_bytes(urlsplit(url).path))
+                pool.connection_kwargs["path"] = path
         except ValueError:
             # The URL may hold a password, which the error may quote.
             raise StoreError(

@@ -38,7 +38,7 @@ class EmbeddedValkey:
     """
 
     def __init__(self, data_dir: Path) -> None:
-        self._data = data_dir.expanduser().resolve()
+        self._data = data_dir.resolve()
         self._users: int | None = None
 
     def start(self) -> str:
@@ -59,7 +59,7 @@ class EmbeddedValkey:
             if not used:
                 self._leave()
             raise
-        return f"unix://{quote(str(path))}"
+        return f"unix://{quote(os.fsencode(path))}"
 
     def stop(self) -> None:
         """Leave the server, and shut it down in good order unless someone else uses it.

@@ -202,7 +202,7 @@ def test_a_long_path_gets_a_short_private_socket(tmp_path: Path) -> None:
 
 
 def test_a_path_with_special_characters_works(tmp_path: Path) -> None:
-    server = EmbeddedValkey(tmp_path / "a b%20?#'\"")
+    server = EmbeddedValkey(tmp_path / ("a b%20?#'\"ä" + os.fsdecode(b"\xe4")))  # not UTF-8
     url = server.start()
     create(url, "gold")
     assert names(url) == ["gold"]
