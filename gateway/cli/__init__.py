@@ -5,6 +5,7 @@ completion answer at once; commands import what they need when they run.
 """
 
 import errno
+import os
 
 import click
 
@@ -52,6 +53,19 @@ def main() -> None:
     Settings come from watermaster.toml and WATERMASTER_* variables; see `watermaster config`.
     Exit codes: 0 done, 1 refused, 2 wrong usage or configuration, 3 model, 4 store, 5 port taken.
     """  # noqa: D301 - click reads the backspace
+    _keep_standard_files()
+
+
+def _keep_standard_files() -> None:
+    """Where one was closed, what is opened next, a lock or a socket say, would take its place.
+
+    What writes to standard error would write there, and programs that we start would close it.
+    """
+    number = os.open(os.devnull, os.O_RDWR)
+    while number <= 2:
+        os.set_inheritable(number, True)
+        number = os.open(os.devnull, os.O_RDWR)
+    os.close(number)
 
 
 SERVING = (serve, model, tenants, keys, admin, audit, usage, demo, config)

@@ -1,5 +1,6 @@
 """The command as a whole: fast, helpful, and quiet about its insides."""
 
+import os
 import subprocess
 import sys
 import time
@@ -64,3 +65,15 @@ def test_a_full_disk_under_the_output_is_told_in_one_sentence() -> None:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr == "error: what is written to: No space left on device\n"
+
+
+def test_closed_standard_files_leave_their_numbers_to_nothing_else(tmp_path: Path) -> None:
+    environment = {n: v for n, v in os.environ.items() if not n.startswith("WATERMASTER_")}
+    command = [sys.executable, "-c", "from gateway.cli import main; main()", "tenants"]
+    closing = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]  # the store's locks would be 0 and 1
+
+    def end(*words: str) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(words, cwd=tmp_path, env=environment, check=True, capture_output=True)
+
+    end(*closing, *command, "create", "acme")
+    assert b"acme" in end(*command, "list").stdout
