@@ -32,7 +32,8 @@ def attend(state: KernelState, now: int) -> None:
     for sequence, may_press in _pressing(state, now):
         slack = _slack(state, sequence, now)
         if slack < 0 and admission.drop_hopeless:
-            state.end(sequence, Cause.RELEGATED, now, "given up before its deadline passed")
+            for choice in (*sequence.group.forks, sequence):  # the others wait for its prompt
+                state.end(choice, Cause.RELEGATED, now, "given up before its deadline passed")
             continue
         heappush(state.pressing, (now + int(slack * SECOND), sequence.id, may_press))
         speaks = may_press and sequence.first_token_deadline is not None
