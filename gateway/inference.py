@@ -110,7 +110,9 @@ class Inference:
             end = admission.deadlines.end if reader.joins else None  # the first one's is the run's
             wait = None if end is None else (end - gateway.clock.now()) / NANOSECONDS
             try:
-                done = await reader.play(send, gateway.limits.write_timeout, wait)
+                done = await reader.play(
+                    send, gateway.limits.write_timeout, wait, principal.key.allows_model
+                )
             except TimeoutError:
                 raise ApiError(Cause.DEADLINE, facts={"cause": str(Cause.DEADLINE)}) from None
             except StalledError:

@@ -14,7 +14,7 @@ from starlette.types import Message, Send
 
 from gateway import routed
 from gateway.call import JSON
-from gateway.errors import ApiError
+from gateway.errors import ApiError, Reason
 from gateway.sse import STREAM_HEADERS, StalledError
 from telemetry.events import Cause
 
@@ -23,6 +23,10 @@ from telemetry.events import Cause
 MOST_BYTES = 1 << 20
 MOST_TOGETHER = 128 << 20  # bytes of all that are written now; beyond, no more can be joined
 REPLAYED = (b"idempotent-replayed", b"true")
+ROUTED_AWAY = (
+    "The call under this idempotency key was routed to a model that is not yours to use; use a new "
+    "idempotency key."
+)
 
 
 @dataclass(slots=True)
@@ -167,11 +171,14 @@ class Reader:
         self._gone = True
         self._recording.wake()
 
-    async def play(self, send: Send, write_timeout: float, wait: float | None) -> bool:
+    async def play(
+        self, send: Send, write_timeout: float, wait: float | None, allows: Callable[[str], bool]
+    ) -> bool:
         """Write the answer; False if the caller left before its end.
 
         Its start is waited for `wait` seconds, then TimeoutError is raised. Raises what the answer
-        failed of, and StalledError for a caller who does not read.
+        failed of, StalledError for a caller who does not read, and ApiError 422 where the
+        call was routed to a model that `allows` says is not this caller's to read.
         """
         recording = self._recording
         try:
@@ -179,6 +186,8 @@ class Reader:
                 await self._until(lambda: recording.start or recording.error)
             start = recording.start
             if start is not None and not self._gone:
+                if recording.routed_to and not allows(recording.routed_to):
+                    raise ApiError(Reason.KEY_REUSED, ROUTED_AWAY, param="idempotency-key")
                 again = [REPLAYED] if self.joins or recording.replayed else []
                 await send({**start, "headers": [*start["headers"], *again]})
                 return await self._write(send, write_timeout)

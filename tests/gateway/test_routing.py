@@ -39,6 +39,17 @@ def routing(codec, tmp_path_factory):
     valkey.stop()
 
 
+@pytest.fixture
+def replica(routing):
+    """Another server on its store."""
+    server = LiveServer(
+        routing.store_url, routing.codec, EdgeLimits(), HostConfig(), replica_of=routing
+    )
+    server.start()
+    yield server
+    server.stop()
+
+
 def client(server: LiveServer, key: str) -> OpenAI:
     return OpenAI(base_url=f"{server.url}/v1", api_key=server.keys[key], max_retries=0)
 
@@ -88,14 +99,10 @@ def test_headers_say_which_model_answered_instead_and_why(routing, path, stream,
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_whoever_is_given_a_kept_answer_is_told_too(routing, stream):
+def test_whoever_is_given_a_kept_answer_is_told_too(routing, replica, stream):
     """By who computed it, by another server that has it from the store, and by who joined."""
     body = {"model": "auto", "messages": HELLO, "stream": stream}
     headers = {"idempotency-key": f"kept-{stream}", "x-timeout-ms": str(TIGHT)}
-    replica = LiveServer(
-        routing.store_url, routing.codec, EdgeLimits(), HostConfig(), replica_of=routing
-    )
-    replica.start()
     for server, replayed in ((routing, None), (routing, "true"), (replica, "true")):
         with server.client("routed") as caller:
             answer = caller.post("/v1/chat/completions", json=body, headers=headers)
@@ -103,7 +110,21 @@ def test_whoever_is_given_a_kept_answer_is_told_too(routing, stream):
         assert answer.headers["x-watermaster-model"] == SMALL
         assert answer.headers["x-watermaster-routed"] == "deadline_infeasible"
         assert answer.headers["content-type"].startswith("text/event-stream") == stream
-    replica.stop()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_kept_answer_of_the_fallback_is_not_for_a_key_without_it(routing, replica, stream):
+    """Neither here nor elsewhere; the answer of the model that it may use is."""
+    body = {"model": MODEL, "messages": HELLO, "stream": stream}
+    for timeout, status in ((TIGHT, 422), (60_000, 200)):
+        headers = {"idempotency-key": f"foreign-{stream}-{status}", "x-timeout-ms": str(timeout)}
+        with routing.client("routed") as caller:
+            caller.post("/v1/chat/completions", json=body, headers=headers).raise_for_status()
+        for server in (routing, replica):
+            with server.client("preferred") as caller:
+                answer = caller.post("/v1/chat/completions", json=body, headers=headers)
+            assert answer.status_code == status
+            assert SHORT not in answer.text
 
 
 def test_a_trace_says_what_was_asked_first(routing):
@@ -232,14 +253,15 @@ def crowded(codec, tmp_path):
     valkey.stop()
 
 
+@pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_waited_until_it_was_hopeless_is_routed_and_counted_once(crowded, stream):
+def test_what_waited_until_it_was_hopeless_is_routed_and_counted_once(crowded, stream, n):
     """Its long prompt makes it hopeless for the one model while there is time for the other."""
     crowded.say(LONG, endless=True, step_seconds=0.2)
     limited = {"requests_per_minute": 2, "tokens_per_day": 10_000}
     crowded.add(Tenant("waits", on_infeasible="route", **limited))
     ask = [{"role": "user", "content": "hi " * 1800}]
-    body = {"model": MODEL, "messages": ask, "max_tokens": 20, "stream": stream}
+    body = {"model": MODEL, "messages": ask, "max_tokens": 20, "stream": stream, "n": n}
     if stream:
         body["stream_options"] = {"include_usage": True}
     headers = {"x-timeout-ms": "4000", "x-request-id": "waited"}
@@ -250,6 +272,6 @@ def test_what_waited_until_it_was_hopeless_is_routed_and_counted_once(crowded, s
     assert answer.status_code == 200, answer.text
     assert answer.headers["x-watermaster-model"] == SMALL
     ends = [(part["model"], part["cause"]) for part in parts]
-    assert ends == [(MODEL, "relegated"), (SMALL, "stop")]
+    assert ends == [(MODEL, "relegated")] * n + [(SMALL, "stop")] * n
     used = int(re.search(r'"total_tokens":(\d+)', answer.text)[1])
     assert [limit["remaining"] for limit in limits] == [1, 10_000 - used]
