@@ -50,6 +50,8 @@ def set_up(level: str, form: Literal["text", "json"]) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # Their start and stop messages repeat ours.
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
+    # It tells of every malformed `tracestate`, and repeats it, of whoever calls: no key is needed.
+    logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)
 
 
 def _time(record: logging.LogRecord) -> str:

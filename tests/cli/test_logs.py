@@ -5,20 +5,24 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from gateway import logs
+from telemetry.clock import SystemClock
+from telemetry.tracing import Tracing
 
 RAW = "wm-0123456789ab-" + "s3cretS3CRET" * 3
 
 
 @pytest.fixture(autouse=True)
 def _restore_logging() -> Iterator[None]:
-    root, uvicorn = logging.getLogger(), logging.getLogger("uvicorn")
-    handlers, levels = root.handlers[:], (root.level, uvicorn.level)
+    root = logging.getLogger()
+    changed = (root, *map(logging.getLogger, ("uvicorn", "opentelemetry.trace")))
+    handlers, levels = root.handlers[:], [logger.level for logger in changed]
     yield
     root.handlers[:] = handlers
-    root.setLevel(levels[0])
-    uvicorn.setLevel(levels[1])
+    for logger, level in zip(changed, levels, strict=True):
+        logger.setLevel(level)
 
 
 def test_text_lines_carry_level_message_and_fields(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,3 +62,15 @@ def test_secrets_are_masked_wherever_they_stand(
     assert "hunter2" not in shown
     assert "wm-0123456789ab-***" in shown
     assert "redis://***@host:1/0" in shown
+
+
+def test_a_caller_cannot_fill_the_log_with_its_trace_headers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    logs.set_up("info", "json")
+    tracing = Tracing(SystemClock(), InMemorySpanExporter())
+    parent = f"00-{'a' * 32}-{'b' * 16}-01"
+    for size in (5_000, 60_000):
+        tracing.start("chat", {"traceparent": parent, "tracestate": "x=" + "y" * size}, 0)
+    tracing.close()
+    assert capsys.readouterr().err == ""
