@@ -137,7 +137,7 @@ class Principal:
 
     tenant: Tenant
     key: ApiKey
-    read_at: int = field(default=0, compare=False)
+    read_at: int = field(compare=False)  # what a key's end is held against
 
 
 def _check_tenant_id(tenant: str) -> None:

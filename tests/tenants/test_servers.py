@@ -10,7 +10,7 @@ import pytest
 
 from tenants.connection import Connection, cancelled
 from tenants.questions import EVERY_SERVER, QUESTIONS, Answer, Question, Questions
-from tenants.servers import KEPT_MS, SEEN, SEEN_SECONDS, SERVERS, THERE_MS, Roll, Servers
+from tenants.servers import KEPT_MS, SEEN, SERVERS, THERE_MS, Roll, Servers
 
 pytestmark = pytest.mark.anyio
 
@@ -79,12 +79,12 @@ async def test_who_leaves_is_gone_at_once(connection):
 async def test_who_is_alone_is_told_of_a_newcomer_at_once(connection):
     first, second = Servers(connection, "first.1"), Servers(connection, "second.1")
     assert not first.alone  # nobody has looked
-    async with running(first.follow(), first.run()):
-        await until(lambda: first.alone)
+    async with running(first.follow()):
+        async with running(first.run()):
+            await until(lambda: first.alone)
         await heard_by(connection, SEEN)
         async with running(second.run()):
-            async with asyncio.timeout(SEEN_SECONDS / 2):  # before it looks by itself
-                await until(lambda: not first.alone)
+            await until(lambda: not first.alone)  # which looks no more by itself
             await until(lambda: second.roll.there)
             assert not second.alone
         await second.leave()

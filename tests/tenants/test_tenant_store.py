@@ -136,7 +136,7 @@ async def test_issues_a_key(store: Store) -> None:
     assert issued.key.expires == end
     assert abs(issued.key.created - time.time()) < 5
     assert await store.get_key(issued.key.public_id) == issued.key
-    assert await store.lookup(issued.key.public_id) == Principal(tenant, issued.key)
+    assert await store.lookup(issued.key.public_id) == Principal(tenant, issued.key, 0)
 
 
 async def test_the_secret_is_nowhere_in_the_store(store: Store, connection: Connection) -> None:
