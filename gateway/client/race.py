@@ -5,17 +5,23 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from gateway.client.errors import ClientError, NoneAcceptedError
+from gateway.client.errors import ClientError, NoneAcceptedError, RefusedError
+from gateway.client.retries import GivenUp
 
 AnswerT = TypeVar("AnswerT")
 
 
 @dataclass(frozen=True, slots=True)
 class Won(Generic[AnswerT]):
-    """`index` is the winner's place among the attempts."""
+    """`index` is the winner's place among the attempts.
+
+    `uncommitted` is why the server could not be told who won. The losers were hung up on all the
+    same, but calls that come late under the task are not refused.
+    """
 
     index: int
     answer: AnswerT
+    uncommitted: ClientError | None = None
 
 
 async def first_acceptable(
@@ -25,7 +31,8 @@ async def first_acceptable(
 ) -> Won[AnswerT]:
     """The first answer that is accepted, once `commit` was told its index; the rest is cancelled.
 
-    Raises NoneAcceptedError, and at once what an attempt, `accept` or `commit` raises otherwise.
+    Raises NoneAcceptedError, at once what an attempt or `accept` raises otherwise, and a commit's
+    RefusedError. One that does not come through loses no answer, for that is there and paid for.
     """
     tasks = [asyncio.create_task(attempt()) for attempt in attempts]
     answers: list[AnswerT] = []
@@ -42,8 +49,7 @@ async def first_acceptable(
                     continue
                 if accept(answer):
                     index = tasks.index(task)
-                    await commit(index)
-                    return Won(index, answer)
+                    return Won(index, answer, await _undelivered(commit(index)))
                 answers.append(answer)
     finally:
         for task in tasks:
@@ -51,3 +57,14 @@ async def first_acceptable(
         # How the losers end is of no interest; that they have ended is.
         await asyncio.gather(*tasks, return_exceptions=True)
     raise NoneAcceptedError(answers, errors)
+
+
+async def _undelivered(commit: Awaitable[None]) -> ClientError | None:
+    """Why a commit did not come through; raises RefusedError if the server says no to it."""
+    try:
+        await commit
+    except ClientError as error:
+        if isinstance(error, RefusedError) and error.given_up is GivenUp.FINAL:
+            raise
+        return error
+    return None

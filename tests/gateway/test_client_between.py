@@ -13,6 +13,7 @@ from gateway.client import (
     Client,
     DeadlineError,
     GivenUp,
+    RefusedError,
     RetryPolicy,
     UnreachableError,
 )
@@ -123,3 +124,31 @@ def test_a_stream_that_trickles_past_its_end_is_ended():
         pytest.raises(DeadlineError),
     ):
         list(stream)
+
+
+def answered(status: str, body: str) -> bytes:
+    head = f"HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+    return (head + body).encode()
+
+
+def test_a_race_keeps_its_answer_when_the_commit_does_not_come_through():
+    away = answered("503 Service Unavailable", '{"error": {"code": "server_draining"}}')
+    with (
+        standing_in(answered("200 OK", '{"ok": 1}'), away, away) as url,
+        Client(url, "key", RetryPolicy(sends=2, base=0.0)) as mine,
+    ):
+        won = mine.race([BODY])
+    assert (won.index, won.answer) == (0, {"ok": 1})
+    assert isinstance(won.uncommitted, RefusedError)
+    assert won.uncommitted.code == "server_draining"
+
+
+def test_a_race_whose_task_another_has_won_is_lost():
+    lost = answered("409 Conflict", '{"error": {"code": "commit_conflict"}}')
+    with (
+        standing_in(answered("200 OK", '{"ok": 1}'), lost) as url,
+        Client(url, "key") as mine,
+        pytest.raises(RefusedError) as caught,
+    ):
+        mine.race([BODY])
+    assert caught.value.code == "commit_conflict"
