@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tenants.store import IssuedKey
 
 _HEADER = ("KEY", "TENANT", "STATE", "SCOPES", "MODELS", "CREATED", "EXPIRES")
+_LAST_DATE = 253_402_300_799  # the last second that a date can tell
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -232,4 +233,8 @@ def _row(key: "ApiKey") -> tuple[object, ...]:
 
 
 def _date(seconds: int | None) -> str | None:
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat()
+    if seconds is None:
+        return None
+    if seconds > _LAST_DATE:
+        return "after 9999"
+    return datetime.fromtimestamp(seconds, UTC).isoformat()

@@ -116,6 +116,14 @@ def test_a_keys_life(run: Run) -> None:
     assert sorted(states) == ["active", "revoked"]
 
 
+def test_a_key_that_outlives_the_calendar_is_listed_and_shown(run: Run) -> None:
+    """One such would hide all the others."""
+    run("tenants", "create", "acme")
+    raw = run("keys", "create", "acme", "--expires-in", "9999999d").stdout.strip()
+    for listed in (run("keys", "list", "acme"), run("keys", "show", raw)):
+        assert listed.stdout.splitlines()[-1].endswith("  after 9999")
+
+
 def test_a_key_is_changed_disabled_and_enabled(run: Run) -> None:
     run("tenants", "create", "acme")
     raw = run("keys", "create", "acme", "--model", "m1", "--expires-in", "1h").stdout.strip()
