@@ -36,7 +36,7 @@ class Reservation:
     """Amounts taken from slices; settled once, whoever comes first."""
 
     def __init__(self, entries: list[tuple[Slice, int, int]]) -> None:
-        self._entries = entries  # slice, amount, start of the window
+        self._entries = entries  # slice, amount, charged with it
 
     def __bool__(self) -> bool:
         return bool(self._entries)
@@ -54,12 +54,12 @@ class Reservation:
         """Give back what was not used; False if there is nothing to give back any more."""
         entries = self.surrender()
         left: dict[str, int] = {}
-        for piece, amount, start in entries:
+        for piece, amount, charged in entries:
             limit = piece.limit
             total = left.get(limit.name, used.get(limit.measure, 0))
             share = min(total, amount)
             left[limit.name] = total - share
-            piece.settle(amount, share, start)
+            piece.settle(amount, share, charged)
         return bool(entries)
 
 

@@ -277,5 +277,5 @@ def as_row(report: Report) -> list[object]:
 
 def as_grant(row: list[int]) -> Grant:
     """The script's answer for one slice."""
-    held, used, idle, start, ends_in, recalled, replicas, still_open = row
-    return Grant(held, used, idle, start, ends_in, bool(recalled), replicas, still_open)
+    held, used, idle, start, ends_in, recalled, replicas, still_open, before = row
+    return Grant(held, used, idle, start, ends_in, bool(recalled), replicas, still_open, before)

@@ -49,7 +49,8 @@ class Grant:
     `held`: what this replica may use. `used`: by everybody, as far as reported. `idle`: what others
     hold and do not use. `recalled`: another replica is short, so nothing is to be held in reserve.
     `replicas`: how many there are, this one included. `open`: of what is used, reserved by calls of
-    the other replicas that are not settled.
+    the other replicas that are not settled. `before`: what this slice had charged in all when it
+    was first reported in this window.
     """
 
     held: int
@@ -60,6 +61,7 @@ class Grant:
     recalled: bool
     replicas: int = 1
     open: int = 0
+    before: int = 0
 
 
 @dataclass(slots=True)
@@ -88,6 +90,9 @@ class Slice:
     _acknowledged: tuple[int, int] = (0, 0)  # charged, refunded
     _sent: tuple[int, int] = (0, 0)
     _told: tuple[int, int] = (0, 0)  # `using` and `open` in the last report
+    _before: int = 0  # charged when the window began: given back to no other
+    _news: int = 0  # refunded of what was charged since the last answered report
+    _later: int = 0  # refunded of what was charged since the last report
 
     def __post_init__(self) -> None:
         self.held = self.limit.window is Window.HELD
@@ -111,7 +116,7 @@ class Slice:
         return self.free if self.held or alone else min(self.free, self.allowance)
 
     def take(self, amount: int) -> int:
-        """Reserve `amount`, which must be free; returns the window to settle it in."""
+        """Reserve `amount`, which must be free; returns what is charged with it, to settle by."""
         self.free -= amount
         self._taken += amount
         if self.held:
@@ -121,12 +126,12 @@ class Slice:
             self.charged += amount
             self.open += amount
             self.allowance -= amount
-        return self.grant.start
+        return self.charged
 
-    def settle(self, amount: int, used: int, start: int) -> None:
-        """End a reservation of `amount` made in window `start`, of which `used` was used.
+    def settle(self, amount: int, used: int, charged: int) -> None:
+        """End a reservation of `amount`, with which `charged` was charged in all, and that used
 
-        Never more than `amount`: what is reserved is the worst case.
+        `used`. Never more than `amount`: what is reserved is the worst case.
         """
         self._denied = None
         if self.held:
@@ -134,8 +139,12 @@ class Slice:
             self.free += amount
             return
         self.open -= amount
-        if start == self.grant.start:  # what an ended window was charged is over with it
+        if charged > self._before:  # what an ended window was charged is over with it
             self.refunded += amount - used
+        if charged > self._acknowledged[0]:
+            self._news += amount - used
+        if charged > self._sent[0]:
+            self._later += amount - used
 
     def report(self, waiting: int) -> Report:
         """What to send when reservations of `waiting` in all could not be made.
@@ -149,6 +158,7 @@ class Slice:
         self._taken, self._peak = 0, self.using
         if self.grant.recalled:
             self.free = min(self.free, likely)
+        self._later = 0
         self._sent, self._told = (self.charged, self.refunded), (self.using, self.open)
         return Report(
             self.limit,
@@ -171,12 +181,22 @@ class Slice:
 
     def renew(self, grant: Grant) -> None:
         """Take in the answer to the last report; reservations made meanwhile count against it."""
+        if grant.start != self.grant.start:
+            self._turn(grant)
         self._acknowledged = self._sent
+        self._news = self._later
         self._denied = None
         self.grant = grant
         news = self.charged - self._sent[0]
         self.allowance = self._risk - news
         self.free = grant.held - (self.using if self.held else news)
+
+    def _turn(self, grant: Grant) -> None:
+        """Another window has begun, and what was refunded is not counted in it yet."""
+        self._before = grant.before
+        # Else a report arrived whose answer did not; what was refunded of it is not told apart.
+        answered = grant.before == self._acknowledged[0]
+        self.refunded = self._sent[1] + (self._news if answered else 0)
 
     def deny(self, amount: int) -> None:
         """Note that the store, asked just now, had no room for `amount`."""

@@ -10,7 +10,7 @@
 -- Returns for each tenant nothing for a call that was overtaken by a later one, a text that says
 -- what is wrong for one whose book cannot be read (which is left as it is), else for each slice
 -- {held, used, idle elsewhere, start of its window, ms until it ends, whether others are short,
--- number of replicas, open elsewhere}.
+-- number of replicas, open elsewhere, charged in all before the first report in this window}.
 local REPLICA, FORMER, LEASE, KEPT = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local COMPLETE = cjson.decode(ARGV[5])
 local MOST_LOST = 64 -- dead replicas of which a budget remembers what they were charged
@@ -149,6 +149,7 @@ local function slice_of(account, told, tenant, call)
   end
   if mine.opened ~= told.opened then
     mine.opened, mine.charged, mine.refunded = told.opened, told.known_charged, told.known_refunded
+    mine.since = nil
   end
   account.slices[REPLICA] = mine
   return mine
@@ -159,6 +160,9 @@ local function renew(account, told, replicas, tenant, call)
   account.window, account.measure = told.window, told.measure
   advance(account, told.window, told.limit, start)
   local mine = slice_of(account, told, tenant, call)
+  if mine.since ~= start then
+    mine.since, mine.before = start, mine.charged
+  end
   settle(account, mine, told)
   settle_lost(account, tenant)
   local held, using, open = others_of(account)
@@ -171,7 +175,7 @@ local function renew(account, told, replicas, tenant, call)
   end
   local used = told.window == 'held' and using or math.ceil(account.used)
   return { mine.held, used, held - using, start, math.max(0, finish - now), recalled and 1 or 0, replicas,
-    open }
+    open, mine.before }
 end
 
 -- Remember what a dead replica was charged of a budget, until the ledger says what it used, or the
