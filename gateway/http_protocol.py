@@ -88,7 +88,7 @@ class BoundedHttpProtocol(WatchedProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_body:  # trailers mean nothing here and would pile up
-            super().on_header(name, value)
+            super().on_header(name, value.rstrip(b" \t"))  # the parser takes blanks before it only
 
     def on_headers_complete(self) -> None:
         if self._in_body:
@@ -97,8 +97,8 @@ class BoundedHttpProtocol(WatchedProtocol):
             self._head_too_large()
             raise ValueError("this head is not served")  # ends the parsing of what follows it
         self._end_head()
+        super().on_headers_complete()  # fails where the target is no URL or has no path
         self._head_read = self._in_body = True
-        super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():

@@ -210,6 +210,37 @@ def test_what_is_no_http_gets_400_in_the_shape_of_other_errors() -> None:
     serve(scenario)
 
 
+def test_a_target_that_is_no_path_gets_400_and_is_taken_for_nobody_elses() -> None:
+    async def scenario(call: Callable[[], Awaitable[Caller]]) -> None:
+        for target in (b"CONNECT x:443", b"GET http://x", b"GET http://x?y", b"GET http://"):
+            bad = target + b" HTTP/1.1\r\nhost: x\r\n\r\n"
+            caller = await call()
+            caller.send(bad)
+            assert refusal(await caller.rest())[:2] == (400, "malformed_request")
+            later = await call()
+            later.send(REQUEST)
+            await later.answer()
+            later.send(bad)
+            assert refusal(await later.rest())[:2] == (400, "malformed_request")
+            beside = await call()
+            beside.send(b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\n" + bad)
+            assert await beside.rest() == b""
+
+    serve(scenario)
+
+
+def test_blanks_around_a_headers_value_are_no_part_of_it() -> None:
+    async def scenario(call: Callable[[], Awaitable[Caller]]) -> None:
+        caller = await call()
+        head = b"POST /echo HTTP/1.1\r\nhost: x\r\nexpect:\t 100-continue \t\r\n"
+        caller.send(head + b"content-length: 5\r\n\r\n")
+        assert (await caller.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
+        caller.send(b"hello")
+        assert (await caller.reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200 ")
+
+    serve(scenario)
+
+
 def test_what_is_no_body_gets_400_once() -> None:
     async def scenario(call: Callable[[], Awaitable[Caller]]) -> None:
         chunked = b"POST %b HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
