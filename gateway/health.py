@@ -1,12 +1,15 @@
 """`GET /health`, `/ready` and `/metrics`, for the machinery around the server; no key is needed."""
 
+from collections.abc import Iterable
+
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from engine.host.worker import EngineState
 from gateway.errors import ApiError, Reason
-from gateway.state import Gateway
+from gateway.state import Gateway, ServedModel
 from telemetry.events import Cause
+from telemetry.measures import Gauge, text_of
 
 
 class Health:
@@ -44,8 +47,21 @@ class Health:
         gateway = self._gateway
         page = gateway.metrics() + gateway.access.health.metrics()
         page += gateway.quota.metrics() + gateway.ledger.metrics()
+        page += _kv_blocks(gateway.models.values())
         return Response(page, media_type="text/plain; version=0.0.4")
 
     def _states(self) -> dict[str, str]:
         models = self._gateway.models.values()
         return {model.id: str(model.engine.status().state) for model in models}
+
+
+def _kv_blocks(models: Iterable[ServedModel]) -> bytes:
+    """As they are now: what work that was cancelled gives back is followed by no step's event."""
+    blocks = Gauge("watermaster_kv_blocks", "KV blocks by state", ("engine", "state"))
+    for model in models:
+        status = model.engine.status()
+        free, cached = status.load.free_blocks, status.load.cached_blocks
+        blocks.set(free, model.id, "free")
+        blocks.set(cached, model.id, "cached")
+        blocks.set(status.config.num_blocks - free - cached, model.id, "held")
+    return text_of((blocks,))

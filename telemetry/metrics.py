@@ -203,7 +203,6 @@ class MetricsFold:
         self.step_tokens = Histogram(
             "watermaster_step_tokens", "Tokens computed by a step", _TOKENS
         )
-        self.blocks = Gauge("watermaster_kv_blocks", "KV blocks by state", ("state",))
         self.lag_tokens = Counter(
             "watermaster_lag_tokens", "Tokens computed for sequences already over"
         )
@@ -281,9 +280,6 @@ class MetricsFold:
             self._forget(event.sequence)
 
     def _planned(self, event: StepPlanned) -> None:
-        self.blocks.set(event.free_blocks, "free")
-        self.blocks.set(event.cached_blocks, "cached")
-        self.blocks.set(event.held_blocks, "held")
         if event.sequences:
             self.step_rows.observe(len(event.sequences))
             self.step_tokens.observe(sum(event.counts))

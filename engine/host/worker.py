@@ -87,7 +87,7 @@ class EngineWorker:
         command_log: CommandLogConfig | None = None,
         book: Book = keep_no_book,
     ) -> None:
-        self.load = Load()
+        self.load = Load(free_blocks=config.num_blocks)
         self.busy_since: float | None = None  # time.monotonic() at the start of the iteration
         self.restarts = 0
         self._name = name

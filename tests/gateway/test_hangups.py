@@ -3,8 +3,10 @@
 import json
 import time
 
+import httpx
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from telemetry.events import Cause, Phase, SequenceArrived, SequenceEnded, StepPlanned
 from tests.gateway.live import CONTEXT, HELLO, MODEL, LiveServer, eventually, read, read_all
@@ -77,6 +79,24 @@ def test_every_choice_ends(slow):
     with slow.connect(content(n=4), x_request_id="four"):
         eventually(lambda: len(slow.logged(SequenceArrived, "four")) == 4)
     assert [end.cause for end in slow.ends("four", 4)] == [Cause.DISCONNECTED] * 4
+
+
+def test_the_metrics_tell_that_memory_came_back_though_nothing_runs_after(slow):
+    def held() -> float:
+        page = httpx.get(f"{slow.url}/metrics").text
+        families = text_string_to_metric_families(page)
+        (blocks,) = [each for each in families if each.name == "watermaster_kv_blocks"]
+        state = {sample.labels["state"]: sample.value for sample in blocks.samples}
+        assert sum(state.values()) == slow.engine.status().config.num_blocks
+        return state["held"]
+
+    slow.assert_idle()
+    assert held() == 0
+    with slow.connect(content(messages=LONG, n=2), x_request_id="memory"):
+        eventually(lambda: held() > 10)
+    slow.ends("memory")
+    slow.assert_idle()
+    assert held() == 0
 
 
 def test_closing_a_stock_stream_stops_the_work(slow):
