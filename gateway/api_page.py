@@ -115,7 +115,8 @@ _BELOW = """\
 Before a request is one at all, the connection answers `malformed_request` (400) to what is not
 valid HTTP/1.1, `headers_too_large` (431), `head_timeout` (408), or `saturated` (503) where there
 are too many connections, in the same form. Offers to go on in another protocol (`upgrade`) are
-passed over.
+passed over. A caller who closes its side of the connection has hung up. While the server drains,
+every answer closes its connection, so that the next call finds another server.
 """
 
 

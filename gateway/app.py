@@ -29,7 +29,7 @@ from gateway.usage import UsageRoute
 
 def build_app(gateway: Gateway) -> ASGIApp:
     """The ASGI application that serves `gateway`."""
-    return Edge(_Routed(build_routes(gateway)), gateway.clock)
+    return Edge(_Routed(build_routes(gateway)), gateway)
 
 
 def build_routes(gateway: Gateway) -> list[Route]:

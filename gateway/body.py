@@ -29,7 +29,7 @@ async def read_body(
         )
     if _declared(headers) > limit:
         if "expect" not in headers:  # otherwise the caller waits for leave to send it
-            await _discard(receive)
+            await discard(receive)
         raise _too_large(limit)
     try:
         async with asyncio.timeout(seconds):
@@ -55,13 +55,14 @@ async def _collect(receive: Receive, limit: int) -> bytes:
             raise ApiError(Cause.DISCONNECTED)
         body += message.get("body", b"")
         if len(body) > limit:
-            await _discard(receive)
+            await discard(receive)
             raise _too_large(limit)
         if not message.get("more_body", False):
             return bytes(body)
 
 
-async def _discard(receive: Receive) -> None:
+async def discard(receive: Receive) -> None:
+    """Throw away the rest of a body whose refusal closes the connection, for LINGER seconds."""
     try:
         async with asyncio.timeout(LINGER):
             while (await receive()).get("more_body", False):

@@ -33,6 +33,11 @@ class WatchedProtocol(HttpToolsProtocol):
         """Call nobody any more."""
         self._on_gone = None
 
+    @property
+    def receiving(self) -> bool:
+        """Whether some of the body of the request that is being answered is still to come."""
+        return self._answered is not None and self._answered.more_body
+
     def abort(self) -> None:
         """Close the connection at once, dropping what was not sent yet."""
         self.transport.abort()

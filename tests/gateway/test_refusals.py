@@ -373,13 +373,27 @@ def test_a_draining_server_refuses_new_work_and_goes_on_with_old(server):
         server.change(draining=True)
         response = chat(late)
         ready = late.get("/ready")
-        assert late.get("/health").status_code == 200
+        health = late.get("/health")
         rest = list(lines)
+    assert health.status_code == 200
+    # whoever tries again finds another server, where a balancer spreads connections
+    assert {answer.headers["connection"] for answer in (response, ready, health)} == {"close"}
+    assert "connection" not in running.headers
     assert error(response, 503)["code"] == "draining"
     assert_says_when(response)
     assert error(ready, 503)["code"] == "draining"
     assert_says_when(ready)
     assert rest[-2:] == ["data: [DONE]", ""]
+
+
+def test_a_draining_server_lets_a_body_come_in_before_it_closes(server):
+    server.change(draining=True)
+    content = json.dumps({**BODY, "user": "u" * 500}).encode()
+    with server.connect(content[:100], content_length=str(len(content) + (1 << 22))) as connection:
+        connection.settimeout(20)
+        connection.sendall(content[100:] + b" " * (1 << 22))  # closed at once, it would be reset
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 503 ")
 
 
 # -- the rest ---------------------------------------------------------------------------------
