@@ -4,6 +4,7 @@ With `accept: text/event-stream` a new state is told whenever it changes, until 
 """
 
 from collections.abc import Mapping
+from typing import cast
 
 from starlette.types import Receive, Scope, Send
 
@@ -64,7 +65,7 @@ class Backpressure:
             while not await hangup.within(INTERVAL):
                 key = await authenticate(call.headers, self._gateway.authenticator, READ)
                 state = await self._state(call, key)
-                if state != told:
+                if told is None or _lasting(state) != _lasting(told):
                     return state
             return None
 
@@ -118,6 +119,12 @@ class Backpressure:
             "feasible_parallelism": min(told.parallel, open_calls),
             "retry_after_ms": TABLE[Cause.DRAINING].wait_ms if gateway.draining else full,
         }
+
+
+def _lasting(state: State) -> State:
+    """`state` without the times until limits are whole again: they pass, which changes nothing."""
+    limits = cast("list[dict[str, object]]", state["limits"])
+    return {**state, "limits": [{**one, "reset_ms": None} for one in limits]}
 
 
 def _describe(told: Pressure) -> State:

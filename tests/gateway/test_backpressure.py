@@ -134,6 +134,19 @@ def test_silence_is_filled_with_comments(server):
         assert next(lines) == ": keep-alive"
 
 
+def test_a_window_that_passes_is_no_change(server):
+    server.tighten(keepalive=0.7)  # longer than it is from one look to the next
+    server.on_loop(lambda store: store.create_tenant(Tenant("daily", tokens_per_day=100_000)))
+    server.keys["daily"] = server.on_loop(lambda store: store.create_key("daily")).raw
+    with server.client("daily") as client:
+        client.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO})
+    with server.client("daily", **EVENTS) as client, client.stream("GET", PATH) as stream:
+        lines = (line for line in stream.iter_lines() if line)
+        (budget,) = json.loads(next(lines).removeprefix("data: "))["limits"]
+        assert budget["reset_ms"] > 0
+        assert [next(lines), next(lines)] == [": keep-alive"] * 2
+
+
 def test_streams_of_a_tenant_are_bounded(server):
     with (
         server.client("strict", **EVENTS) as client,
