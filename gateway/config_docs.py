@@ -90,10 +90,17 @@ def _bounds(field: FieldInfo) -> str:
         return f" One of {', '.join(f'`{choice}`' for choice in get_args(field.annotation))}."
     limits = {
         name: getattr(rule, name)
-        for rule in field.metadata
+        for rule in _rules(field)
         for name in ("ge", "gt", "le", "lt")
         if getattr(rule, name, None) is not None
     }
     words = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
     text = ", ".join(f"{words[name]} {limit}" for name, limit in limits.items())
     return f" ({text[0].upper()}{text[1:]}.)" if text else ""
+
+
+def _rules(field: FieldInfo) -> list[object]:
+    """What holds for a value, also where the key may be absent and so has no value at all."""
+    parts = [extra for part in get_args(field.annotation) for extra in get_args(part)[1:]]
+    inner = [rule for part in parts if isinstance(part, FieldInfo) for rule in part.metadata]
+    return [*field.metadata, *inner]

@@ -217,6 +217,25 @@ def test_the_written_forms_are_up_to_date() -> None:
     assert (ROOT / "watermaster.example.toml").read_text() == config_docs.example()
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("kernel.block_size", "0", "(At least 1, at most 1024.)"),
+        ("policy.ageing", "0.0", "(More than 0.)"),
+        ("prices.cached", "-1.0", "(At least 0, at most 1000000.0.)"),
+        ("server.port", "65536", "(At least 0, at most 65535.)"),
+    ],
+)
+def test_the_reference_says_what_range_a_value_must_be_in(
+    key: str, value: str, sentence: str
+) -> None:
+    section, name = key.split(".")
+    assert key in refusal(f"[{section}]\n{name} = {value}")
+    of_section = config_docs.markdown().partition(f"## `[{section}]`")[2]
+    (row,) = re.findall(rf"(?m)^\| `{name}` \|.*$", of_section.partition("\n## ")[0])
+    assert row.endswith(f"{sentence} |")
+
+
 def test_the_example_is_the_defaults() -> None:
     bare = config_docs.example()
     uncommented = re.sub(r"(?m)^# (\w+ = (?!…))", r"\1", bare)
