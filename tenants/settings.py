@@ -165,15 +165,21 @@ SETTINGS: Mapping[str, Setting] = {
         _money("money_per_month", "Budget of money for each calendar month (UTC)."),
         _count("queue_requests", "Requests it may have waiting."),
         _count("queue_tokens", "Prompt tokens it may have waiting."),
-        _count("default_timeout_ms", "Deadline of a request that names none, in milliseconds."),
-        _count("max_timeout_ms", "Latest deadline a request may name, in milliseconds."),
-        _count("default_max_tokens", "Output tokens of a request that names none."),
-        _count("max_max_tokens", "Most output tokens a request may ask for."),
+        _count("default_timeout_ms", "Milliseconds that a request without a deadline may take."),
+        _count(
+            "max_timeout_ms",
+            "Most milliseconds a request may take; a later deadline, or none, is cut to it.",
+        ),
+        _count("default_max_tokens", "Most output tokens of a request that does not say."),
+        _count("max_max_tokens", "Most output tokens of any request; asking for more is refused."),
         _count(
             "stream_header_delay_ms",
             "Milliseconds after which a stream begins though no token is there yet.",
         ),
-        _count("tpot_target_ms", "Milliseconds per output token that others' prompts leave it."),
+        _count(
+            "tpot_target_ms",
+            "Milliseconds per output token (TPOT) beyond which others' prompts may not slow it.",
+        ),
         Setting(
             "admission",
             Kind.CHOICE,
