@@ -194,12 +194,12 @@ def _build_engine(
 
 
 def _command_log(settings: Settings, model: ModelSettings) -> CommandLogConfig | None:
-    """The fallback's stands beside the preferred model's, under its own name."""
+    """The fallback's stands beside the preferred model's; ids of models may be no file names."""
     path = settings.engine.command_log
     if path is None:
         return None
     if model is not settings.model:
-        path = path.with_name(f"{path.stem}-{model.id}{path.suffix}")
+        path = path.with_name(f"{path.stem}-fallback{path.suffix}")
     return CommandLogConfig(path, settings.engine.command_log_bytes)
 
 

@@ -79,7 +79,8 @@ def _verify(file: "CommandLogFile", as_json: bool) -> None:
         raise CliError("the decisions are not those recorded")
     if verdict.end is None:
         raise CliError(
-            f"the log breaks off after line {verdict.lines}: its writer was killed or its disk full"
+            f"the log breaks off after line {verdict.lines}: its server still writes it or was"
+            " killed, or its disk was full"
         )
 
 
