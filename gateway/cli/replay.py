@@ -29,7 +29,7 @@ def replay(log: Path, policy: str | None, as_json: bool) -> None:
 
     LOG is a file that the server wrote under engine.command_log. With --policy, show instead what
     each tenant would have got under another policy: a fairness policy's name, or KEY=VALUE for any
-    key of the policy configuration, or several of them with commas between, as in
+    field of a policy (docs/simulator.md lists them), or several of them with commas between, as in
     `vtc,ordering=sjf` or `fairness.max_lag=500`.
     """
     from engine.core.journal_records import JournalError
