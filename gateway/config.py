@@ -255,8 +255,8 @@ class EngineSettings(Section):
 
     command_log: File | None = None
     """File that keeps everything done to the scheduler, for `watermaster replay`: who asked when
-    for how much, never what. Each start begins a new one; the last two are kept beside it. Absent:
-    nothing is recorded."""
+    for how much, never what. Each start begins a new one; the last two are kept beside it, and that
+    of `model.fallback`. Absent: nothing is recorded."""
 
     command_log_bytes: Annotated[int, Field(ge=1 << 20)] = 1 << 30
     """Size at which recording ends until the next start, in bytes; serving goes on."""

@@ -20,7 +20,8 @@ class ModelSettings(Section):
     fallback: Text | None = None
     """A second, quicker model, given like `source`. It answers what the first cannot finish before
     its deadline: calls that ask for the model `auto`, and those of tenants whose `on_infeasible` is
-    `route`. Absent: none."""
+    `route`. Each of the two has the sizes and limits of `[kernel]` for itself; only the memory
+    found where `kv_memory` is absent is divided between them. Absent: none."""
 
     fallback_id: Name = "fallback"
     """The name under which callers ask for the second model itself, and find it in its answers."""

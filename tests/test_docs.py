@@ -32,3 +32,11 @@ def test_the_readmes_task_is_a_new_one_each_time():
     assert re.findall(r"x-task-id: ([\w$]+)", README) == ["$TASK"]
     assert re.findall(r"/v1/tasks/([\w$]+)", README) == ["$TASK"]
     assert "TASK=demo-$(date +%s)\n" in README
+
+
+def test_the_words_that_choose_tests_choose_some():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    chosen = re.findall(r"pytest (tests/\S+\.py) .*-k (\w+)", text)
+    assert chosen
+    for file, word in chosen:
+        assert re.search(rf"(?m)^def test_\w*{word}", (ROOT / file).read_text())
