@@ -157,11 +157,13 @@ def executor_factory(
     def build() -> "AnyExecutor":
         import torch
 
-        from engine.runtime.gpu.build import make_executor
+        from engine.runtime.gpu.build import give_back, make_executor
         from engine.runtime.loader import load_quickest
 
         if threads:
             torch.set_num_threads(threads)
+        if source.device.type == "cuda":
+            give_back()
         try:
             model = load_quickest(source.path, source.dtype, source.device)
             executor = make_executor(model, kernel, source.kv_dtype)

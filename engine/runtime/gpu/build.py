@@ -43,10 +43,19 @@ def cuda_executor(
     """On the card that holds the model's weights. NoKernelsError without Triton."""
     from engine.runtime.gpu.cuda import CudaDevice
 
-    # what loading or a lost executor left over, so that the KV pool finds one piece
+    give_back()  # what loading left over, so that the KV pool finds one piece
+    return _over_kernels(model, config, CudaDevice(model.device), graphs, kv_dtype)
+
+
+def give_back() -> None:
+    """Give memory that nothing holds any more back to the card.
+
+    That waits for what still uses it. Call it before loading where an executor was lost: weights
+    that torch's allocator put into its KV pool would keep that pool from being one piece again, and
+    what it had launched could still write to them.
+    """
     gc.collect()
     torch.cuda.empty_cache()
-    return _over_kernels(model, config, CudaDevice(model.device), graphs, kv_dtype)
 
 
 def interpreted_executor(
