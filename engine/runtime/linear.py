@@ -24,7 +24,16 @@ def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
         packed = onednn._reorder_linear_weight(weight.contiguous(), PACKED_ROWS)  # noqa: SLF001
         product = onednn._linear_pointwise  # noqa: SLF001
         return lambda x: product(x, packed, bias, "none", [], "")
+    if weight.device.type == "cuda":
+        _add_in_float32()
     return lambda x: functional.linear(x, weight, bias)
+
+
+def _add_in_float32() -> None:
+    """Of a product that cuBLAS splits along its sums, torch lets it add the parts in 16 bits."""
+    products = torch.backends.cuda.matmul
+    products.allow_bf16_reduced_precision_reduction = False
+    products.allow_fp16_reduced_precision_reduction = False
 
 
 def packs(dtype: torch.dtype) -> bool:
