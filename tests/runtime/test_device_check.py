@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,8 @@ from engine.runtime.device_check.decode import read_weights
 from engine.runtime.device_check.mixed import NAME as MIXED
 from engine.runtime.device_check.mixed import some_requests
 from engine.runtime.device_check.parts import PARTS
+from engine.runtime.device_check.peers import BOUND, comparison, rate_of
 from engine.runtime.device_check.peers import NAME as PEER
-from engine.runtime.device_check.peers import rate_of
 from engine.runtime.device_check.prefill import prefill_flops
 from engine.runtime.device_check.process import listen
 from engine.runtime.device_check.report import Row, as_json, table
@@ -98,10 +99,38 @@ def test_requests_that_take_transformers_too_long_bound_its_rate():
     shape = geometry("tiny")
     requests = some_requests(CPU, shape.vocab_size)[:2]
     began = time.perf_counter()
-    rate, whole = rate_of(CPU, shape, requests, patience=0.0)
-    assert not whole
+    found = rate_of(replace(CPU, sizes=replace(DRY, patience=0.0)), shape, requests)
+    assert not found.whole
     # all of their tokens in less time than this took, though hardly one was made
-    assert rate > sum(request.output for request in requests) / (time.perf_counter() - began)
+    assert found.rate > sum(request.output for request in requests) / (time.perf_counter() - began)
+    assert found.attention.endswith("sdpa")  # 5.17 says "paged|" before it
+
+
+def test_a_rate_that_is_only_bounded_misses_no_goal():
+    def said(rate, note=""):
+        return next(comparison(Row(MIXED, 4000.0), Row(PEER, rate, note=note)))
+
+    assert (said(1000.0).met, said(1001.0).met) == (True, False)
+    bounded = [said(rate, f"{BOUND}: it was not done after 90 s") for rate in (1000.0, 1001.0)]
+    assert [row.met for row in bounded] == [True, None]
+    assert {row.note for row in bounded} == {"at least: its run was not done"}
+    assert not list(comparison(Row(MIXED, 4000.0), Row(PEER, note="transformers failed")))
+
+
+def test_the_peers_run_ends_before_its_part_does(monkeypatch):
+    """Also where less is left than the part may take: its rate is then bounded, and not lost."""
+    heard = []
+
+    def listened(command, limit, hear):
+        heard.append((limit, float(command[command.index("--limit") + 1])))
+        return ""
+
+    monkeypatch.setattr(script, "listen", listened)
+    assert main(["--dry-run", "--only", "peer", "--limit", "60"]) == 0
+    ((given, told),) = heard
+    assert given == pytest.approx(told, abs=0.5)
+    assert script._target(told, dry=True).sizes.patience == told / 2 < 60 / 2 + 0.5
+    assert script._target(480.0, dry=True).sizes.patience == DRY.patience
 
 
 def part_that(does):

@@ -34,7 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
     name = options.random_weights or ("tiny" if options.dry_run else "llama-3-8b")
     if options.part:
         part = next(part for part in PARTS if part.name == options.part)
-        status = tell(part.rows(_target(dry=options.dry_run), geometry(name)))
+        target = _target(options.limit, dry=options.dry_run)
+        status = tell(part.rows(target, geometry(name)))
         os._exit(status)  # a library's thread that hangs would not let the process end
     check = Check(options.dry_run, name, options.limit, options.json)
     check.run([part for part in PARTS if not options.only or part.name in options.only])
@@ -75,17 +76,19 @@ class Check:
             return
         self._say(f"part {part.name} begins")
         before = self._elapsed()
-        options = ["--random-weights", self.geometry, *(["--dry-run"] if self.dry else [])]
         # a CPU's time says nothing of a card's
         limit = left if self.dry else min(part.limit, left)
+        options = ["--random-weights", self.geometry, "--limit", f"{limit:.0f}"]
+        options += ["--dry-run"] if self.dry else []
         fault = listen(command_for(part.name, options), limit, self._hear)
         self.seconds[part.name] = round(self._elapsed() - before, 1)
         if fault:
             self.faults[part.name] = fault
             self._hear(Row(f"part {part.name}", note=f"FAILED: {fault}"))
-        rates = {row.name: row.value for row in self.rows}
-        if part.name == "peer" and (ours := rates.get(MIXED)) and (theirs := rates.get(PEER)):
-            self._hear(comparison(ours, theirs))
+        found = {row.name: row for row in self.rows}
+        if part.name == "peer" and MIXED in found and PEER in found:
+            for row in comparison(found[MIXED], found[PEER]):
+                self._hear(row)
         self._save()
 
     def _hear(self, row: Row) -> None:
@@ -119,11 +122,14 @@ class Check:
         return about | {"seconds": round(self._elapsed(), 1), "seconds by part": self.seconds}
 
 
-def _target(*, dry: bool) -> Target:
+def _target(limit: float, *, dry: bool) -> Target:
+    """Where what may take long is done in a part's time of `limit` seconds."""
+    sizes = DRY if dry else Sizes()
+    sizes = replace(sizes, patience=min(sizes.patience, limit / 2))
     if dry:
         torch.set_num_threads(1)
-        return Target(torch.device("cpu"), torch.float32, DRY)
-    return Target(torch.device("cuda", torch.cuda.current_device()), torch.bfloat16, Sizes())
+        return Target(torch.device("cpu"), torch.float32, sizes)
+    return Target(torch.device("cuda", torch.cuda.current_device()), torch.bfloat16, sizes)
 
 
 def _parser() -> argparse.ArgumentParser:

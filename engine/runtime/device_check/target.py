@@ -40,6 +40,7 @@ class Sizes:
     layers: int = 8  # calls of attention that are timed together
     cuts: tuple[int, ...] = (3, 8, 16)  # items of decode attention for each multiprocessor
     head_dims: tuple[int, ...] = HEAD_DIMS
+    patience: float = 90.0  # seconds that the mixed run may take another engine
     # (positions known, positions computed): one, at and across block borders, long, chunked
     rows: tuple[tuple[int, int], ...] = (
         *((0, 1), (15, 1), (16, 1), (700, 1), (0, 5), (0, 16), (31, 33), (300, 130), (2000, 1)),
