@@ -37,7 +37,8 @@ class ServerSettings(Section):
     """Port to listen on; 0 lets the system pick a free one."""
 
     max_connections: Count = 1024
-    """Open connections, idle ones included; a further one gets 503."""
+    """Open connections, idle ones included; a further one gets 503. Fewer where the system allows
+    too few open files."""
 
     max_requests: Count = 1024
     """Calls that may be open, all tenants together; a further one gets 503."""

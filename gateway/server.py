@@ -7,7 +7,6 @@ what is left ends with an error of its own, then everything closes in reverse or
 
 import asyncio
 import logging
-import resource
 import socket
 import time
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from gateway.app import build_app
 from gateway.config import ServerSettings, Settings
 from gateway.config_docs import hide_password
 from gateway.config_model import ModelSettings
+from gateway.file_limit import connections_within
 from gateway.http_protocol import ConnectionLimits, bounded
 from gateway.lifecycle import Signals, drain, until_over
 from gateway.model_source import ModelSource, executor_factory, find_model, kernel_config
@@ -37,7 +37,6 @@ from tenants.ledger.ledger import Ledger, LedgerConfig
 from tenants.ledger.usage_store import UsageStore
 
 CLOSING_SECONDS = 5  # for answers in flight to leave after the engine has stopped
-SPARE_FILES = 256  # descriptors beside those of connections
 
 logger = logging.getLogger("watermaster")
 
@@ -57,7 +56,9 @@ def run(settings: Settings, listener: socket.socket) -> int:
     CodecError, ModelSourceError, EmbeddedStoreError, StoreError.
     """
     logs.set_up(settings.log.level, settings.log.format)
-    _raise_file_limit(settings.server.max_connections)
+    connections = connections_within(settings.server.max_connections)
+    server = settings.server.model_copy(update={"max_connections": connections})
+    settings = settings.model_copy(update={"server": server})
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(settings, listener))
 
@@ -255,19 +256,3 @@ def _announce(settings: Settings, models: list[ServedModel], listener: socket.so
             "store": hide_password(settings.store.url) or str(settings.store.data_dir),
         },
     )
-
-
-def _raise_file_limit(connections: int) -> None:
-    """Each connection is a file; the usual soft limit of 1024 is below what we promise."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + SPARE_FILES
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return
-    reachable = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (reachable, hard))
-    if reachable < wanted:
-        logger.warning(
-            "this system allows %d open files, too few for server.max_connections = %d",
-            reachable,
-            connections,
-        )

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -30,9 +31,14 @@ def plain_environment() -> dict[str, str]:
 
 
 class ServerProcess:
-    """`watermaster serve` in `folder`, on a port that the system picks."""
+    """`watermaster serve` in `folder`, on a port that the system picks.
 
-    def __init__(self, folder: Path, model: Path, **variables: str) -> None:
+    `files`: how many it may have open.
+    """
+
+    def __init__(
+        self, folder: Path, model: Path, files: int | None = None, **variables: str
+    ) -> None:
         self.log = folder / "server.log"
         environment = plain_environment() | {
             "WATERMASTER_MODEL_SOURCE": str(model),
@@ -42,7 +48,9 @@ class ServerProcess:
             "WATERMASTER_MODEL_THREADS": "1",  # several suffer when other processes are busy
             **variables,
         }
-        self._command = [sys.executable, "-c", "from gateway.cli import main; main()"]
+        bound = f"resource.setrlimit(resource.RLIMIT_NOFILE, ({files}, {files}))" if files else ""
+        begin = f"import resource; {bound}\nfrom gateway.cli import main; main()"
+        self._command = [sys.executable, "-c", begin]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [*self._command, "serve"],
@@ -83,8 +91,8 @@ def folder(tmp_path: Path, model_path: Path) -> Iterator[Path]:
 def start(folder: Path, model_path: Path) -> Iterator[Callable[..., ServerProcess]]:
     started: list[ServerProcess] = []
 
-    def call(**variables: str) -> ServerProcess:
-        started.append(ServerProcess(folder, model_path, **variables))
+    def call(files: int | None = None, **variables: str) -> ServerProcess:
+        started.append(ServerProcess(folder, model_path, files, **variables))
         return started[-1]
 
     yield call
@@ -209,6 +217,21 @@ def test_only_a_connection_that_is_idle_for_long_is_closed(
     while len(busy.lines) == read:
         assert busy.is_alive()
         time.sleep(0.01)
+
+
+def test_connections_leave_files_for_the_store_and_the_journal(
+    start: Callable[..., ServerProcess],
+) -> None:
+    server = start(files=300, WATERMASTER_MODEL_DEVICE="simulated")
+    url = httpx.URL(server.url())
+    with ExitStack() as stack:
+        for _ in range(150):
+            stack.enter_context(socket.create_connection((url.host, url.port)))
+        with socket.create_connection((url.host, url.port)) as further:
+            further.settimeout(20)
+            assert further.recv(65536).startswith(b"HTTP/1.1 503 ")
+    warning = next(entry for entry in server.entries() if entry["level"] == "warning")
+    assert "150 connections" in warning["message"]
 
 
 def test_what_outlives_the_grace_period_ends_with_an_error(
