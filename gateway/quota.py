@@ -109,7 +109,7 @@ class Quota:
         }
         if limit.window.is_budget:
             # What calls do not use of what they reserved comes back when they end.
-            if not shortage.hopeless and shortage.amount <= remaining + piece.may_come_back():
+            if not shortage.hopeless and piece.might_hold(shortage.amount):
                 return ApiError(Reason.RATE_LIMIT, _reserved(facts), facts=facts)
             wait = None if shortage.hopeless else reset_ms * MILLISECOND
             return ApiError(Reason.QUOTA, _sentence(facts), facts=facts, retry_after=wait)

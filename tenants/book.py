@@ -22,9 +22,9 @@ class Shortage:
         return self.amount > self.slice.limit.amount
 
     @property
-    def gravity(self) -> int:
-        """The higher, the longer it lasts: what never passes, then budgets, then what refills."""
-        return 2 if self.hopeless else int(self.slice.limit.window.is_budget)
+    def lasts(self) -> float:
+        """For how long, in milliseconds from the last answer on, as far as is known."""
+        return self.slice.short_for(self.amount)
 
     @property
     def elsewhere(self) -> bool:
@@ -107,7 +107,7 @@ class Book:
             if not valid or piece.available(alone=store_away) < amount
         ]
         if short:
-            return max(short, key=_gravity)
+            return max(short, key=_lasts)
         return Reservation([(piece, amount, piece.take(amount)) for piece, amount in wanted])
 
     def refusal(self, demand: Amounts, *, fresh: bool) -> Shortage | None:
@@ -120,7 +120,7 @@ class Book:
             amount = demand.get(piece.limit.measure, 0)
             if amount > piece.limit.amount or (fresh and amount and piece.denied(amount)):
                 short.append(Shortage(piece, amount))
-        return max(short, key=_gravity, default=None)
+        return max(short, key=_lasts, default=None)
 
     @property
     def unknown(self) -> bool:
@@ -168,5 +168,5 @@ class Book:
         return (now - self.renewed) // MILLISECOND
 
 
-def _gravity(shortage: Shortage) -> int:
-    return shortage.gravity
+def _lasts(shortage: Shortage) -> float:
+    return shortage.lasts

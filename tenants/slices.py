@@ -9,6 +9,7 @@ come back after all, its report says what it reserved, and that is charged inste
 refunds are reported as running totals: a report that is sent twice counts once.
 """
 
+import math
 from dataclasses import dataclass, field
 
 from tenants.limits import MINUTE_MS, Limit, Window
@@ -179,6 +180,10 @@ class Slice:
         """What calls that are open, here or elsewhere, may leave over of what they reserved."""
         return self.open + self.grant.open
 
+    def might_hold(self, amount: int) -> bool:
+        """Whether `amount` may fit into what is left of the window once open calls have ended."""
+        return amount <= self.standing(0)[0] + self.may_come_back()
+
     def renew(self, grant: Grant) -> None:
         """Take in the answer to the last report; reservations made meanwhile count against it."""
         if grant.start != self.grant.start:
@@ -222,6 +227,15 @@ class Slice:
         if self.limit.window is not Window.MINUTE or amount > self.limit.amount:
             return None
         return max(1, -(-(amount - self.free) * MINUTE_MS // self.limit.amount))
+
+    def short_for(self, amount: int) -> float:
+        """How long `amount`, which is not to be had, is not; in ms from the last answer on."""
+        if amount > self.limit.amount:
+            return math.inf
+        refills = self.wait_for(amount)
+        if refills is not None:
+            return refills
+        return 0 if self.might_hold(amount) else self.grant.ends_in
 
     def _in_use(self, elapsed: int) -> int:
         if self.held:

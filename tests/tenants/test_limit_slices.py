@@ -55,23 +55,32 @@ def test_the_worst_case_and_what_was_used_are_counted_by_kind():
 
 
 def test_of_several_limits_the_one_that_is_short_for_longest_is_told():
-    """Who waits for a minute's limit must not come back to a budget that is used up."""
+    """Who waits for one must not come back to another that is used up."""
     minute = Limit("tokens_per_minute", Measure.TOKENS, Window.MINUTE, 500)
     output = Limit("output_tokens_per_minute", Measure.OUTPUT, Window.MINUTE, 100)
-    opened = Book((minute, output, TOKENS), 0)
-    opened.report([MANY])
-    opened.renew([granted(0), granted(0), granted(0)], 0, LEASE)
-    for slice_ in opened.slices.values():
-        slice_.deny(1)
-    for demand, name in (
-        ({Measure.TOKENS: 10, Measure.OUTPUT: 101}, "output_tokens_per_minute"),  # for ever
-        ({Measure.TOKENS: 10, Measure.OUTPUT: 10}, "tokens_per_day"),
-        ({Measure.TOKENS: 600, Measure.OUTPUT: 10}, "tokens_per_minute"),  # for ever
-        ({Measure.OUTPUT: 10}, "output_tokens_per_minute"),
-    ):
+    hour = Limit("tokens_per_hour", Measure.TOKENS, Window.HOUR, 900)
+    limits = (minute, output, hour, TOKENS)
+
+    def check(demand, name, *, hour_used=900, hour_ends=1_000_000, day_used=1000):
+        opened = Book(limits, 0)
+        opened.report([MANY])
+        rest = (Grant(0, hour_used, 0, 0, hour_ends, False), Grant(0, day_used, 0, 0, 10**7, False))
+        opened.renew([granted(0), granted(0), *rest], 0, LEASE)
+        for slice_ in opened.slices.values():
+            slice_.deny(1)
         for short in (opened.reserve(demand, 0), opened.refusal(demand, fresh=True)):
             assert isinstance(short, Shortage)
             assert short.slice.limit.name == name
+
+    check({Measure.TOKENS: 10, Measure.OUTPUT: 101}, "output_tokens_per_minute")  # for ever
+    check({Measure.TOKENS: 600, Measure.OUTPUT: 10}, "tokens_per_minute")  # for ever
+    check({Measure.TOKENS: 10, Measure.OUTPUT: 10}, "tokens_per_day")
+    check({Measure.TOKENS: 10}, "tokens_per_hour", day_used=0)  # others hold the day's, for now
+    check({Measure.TOKENS: 300}, "tokens_per_minute", hour_ends=30_000, day_used=0)
+    check({Measure.TOKENS: 10}, "tokens_per_hour", hour_ends=30_000, day_used=0)
+    both = {Measure.TOKENS: 10, Measure.OUTPUT: 50}
+    check(both, "output_tokens_per_minute", day_used=0, hour_used=0)
+    check({Measure.OUTPUT: 10}, "output_tokens_per_minute")
 
 
 def test_a_call_takes_from_every_limit_or_from_none():
