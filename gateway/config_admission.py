@@ -31,7 +31,9 @@ class AdmissionSettings(Section):
     (`tenants update --on-expiry`)."""
 
     length_quantile: Annotated[float, Field(gt=0, lt=1)] = 0.1
-    """Share of a tenant's outputs that are no longer than what must fit before a deadline."""
+    """Which of a tenant's past output lengths must fit before a completion deadline: at 0.1 the one
+    that a tenth of its outputs do not exceed, or `max_tokens` if that is less. What would be late
+    with even so short an output is refused; an answer that becomes longer ends at its deadline."""
 
     waiting_share: Annotated[float, Field(ge=0, le=1)] = 0.05
     """`feasible`: share of the time until a completion deadline that a request may be predicted to

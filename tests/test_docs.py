@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.schema import parse_chat
+from tenants.settings import SETTINGS
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -40,3 +41,10 @@ def test_the_words_that_choose_tests_choose_some():
     assert chosen
     for file, word in chosen:
         assert re.search(rf"(?m)^def test_\w*{word}", (ROOT / file).read_text())
+
+
+def test_the_settings_of_tenants_are_told_as_the_commands_tell_them():
+    text = (ROOT / "docs/tenancy.md").read_text()
+    table = text.partition("| setting | meaning |\n")[2].partition("\n\n")[0]
+    rows = re.findall(r"(?m)^\| `(\w+)` \| (.*) \|$", table)
+    assert rows == [(setting.name, setting.about) for setting in SETTINGS.values()]
