@@ -21,6 +21,20 @@ def test_links_lead_somewhere(document):
     assert [target for target in local if not (document.parent / target).exists()] == []
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_to_headings_that_are_there(document):
+    found = re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", document.read_text())
+    local = [(target, anchor) for target, anchor in found if "://" not in target]
+    assert [f"{t}#{a}" for t, a in local if a not in anchors(document.parent / t, document)] == []
+
+
+def anchors(target: Path, document: Path) -> set[str]:
+    """What the headings of `target` are linked by; of `document` where the link names no file."""
+    text = (document if target == document.parent else target).read_text()
+    headings = re.findall(r"(?m)^#+ (.*)$", re.sub(r"(?ms)^```.*?^```", "", text))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_the_readmes_bodies_are_requests_that_are_accepted():
     bodies = re.findall(r"-d '(\{.*?\})'", README, re.DOTALL)
     assert len(bodies) == 2
