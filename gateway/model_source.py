@@ -200,14 +200,10 @@ def _memory_for_kv(source: ModelSource) -> int:
 
 
 def _read_config(path: Path) -> "ModelConfig":
-    from engine.runtime.gguf_weights import GgufSource
-    from engine.runtime.model_config import ModelConfig
-    from engine.runtime.weights import SafetensorsSource
+    from engine.runtime.loader import open_weights
 
-    if path.is_file():
-        return GgufSource(path).config
-    SafetensorsSource(path)  # missing weights are better told now than by the engine thread
-    return ModelConfig.from_folder(path)
+    config, _ = open_weights(path)  # what is wrong is better told now than by the engine thread
+    return config
 
 
 def _device(name: str) -> "torch.device":

@@ -9,15 +9,18 @@ from torch import Tensor
 
 from engine.runtime.blocks import Blocks
 from engine.runtime.gguf_blocks import read_blocks
+from engine.runtime.gguf_file import GgufError, GgufFile
 from engine.runtime.model_config import (
     HF_ARCHITECTURES,
     HF_FAMILIES,
     ModelConfig,
     RopeScaling,
     UnsupportedModelError,
+    positive_integer,
+    positive_number,
 )
 from engine.runtime.rope import inverse_frequencies, llama3_divisors
-from engine.runtime.weights import WeightsError
+from engine.runtime.weights import WeightsError, require_shape, tensor_shape, weight_names
 
 TENSOR_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
 
@@ -45,27 +48,36 @@ class GgufSource:
     """A `WeightSource` over one GGUF file. Tensors come dequantised, as float32."""
 
     def __init__(self, path: Path) -> None:
-        from gguf import GGUFReader
-
-        try:
-            self._reader = GGUFReader(path)
-        except (OSError, ValueError) as error:
-            raise WeightsError(f"cannot read {path} as GGUF: {error}") from error
         self._path = path
-        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
-        self.config = self._read_config()
+        try:
+            self._file = GgufFile(path)
+            self._tensors = self._file.tensors
+            self.config = self._read_config()
+        except GgufError as error:
+            raise WeightsError(str(error)) from error
+        except UnsupportedModelError as error:
+            raise UnsupportedModelError(f"{path}: {error}") from None
 
     def get(self, name: str) -> Tensor:
         from gguf.quants import dequantize
 
         stored = self._stored(gguf_name(name))
-        kind = stored.tensor_type.name
-        if kind not in TENSOR_TYPES:
-            raise UnsupportedModelError(
-                f"tensor '{stored.name}' has type {kind}, which is not supported "
-                f"(supported: {', '.join(TENSOR_TYPES)})"
-            )
+        self._check_type(stored)
         return self._in_order(name, torch.tensor(dequantize(stored.data, stored.tensor_type)))
+
+    def check(self, config: ModelConfig) -> None:
+        """Raise WeightsError unless every tensor of such a model is there in its shape,
+
+        UnsupportedModelError where one is stored in a way that is not read.
+        """
+        for name in weight_names(config):
+            stored = self._stored(gguf_name(name))
+            actual = tuple(reversed(stored.shape.tolist()))
+            try:
+                require_shape(stored.name, actual, tensor_shape(name, config))
+            except WeightsError as error:
+                raise WeightsError(f"{self._path}: {error}") from None
+            self._check_type(stored)
 
     def blocks(self, name: str) -> Blocks | None:
         stored = self._stored(gguf_name(name))
@@ -88,15 +100,33 @@ class GgufSource:
             raise WeightsError(f"{self._path} has no tensor '{name}'")
         return self._tensors[name]
 
+    def _check_type(self, stored: Any) -> None:
+        kind = stored.tensor_type.name
+        if kind not in TENSOR_TYPES:
+            raise UnsupportedModelError(
+                f"{self._path}: tensor '{stored.name}' has type {kind}, which is not supported "
+                f"(supported: {', '.join(TENSOR_TYPES)})"
+            )
+
     def _field(self, key: str, default: Any = None) -> Any:
-        field = self._reader.get_field(key)
-        return default if field is None else field.contents()
+        value = self._file.field(key)
+        return default if value is None else value
 
     def _need(self, key: str) -> Any:
         value = self._field(key)
         if value is None:
-            raise UnsupportedModelError(f"{self._path} lacks the metadata key '{key}'")
+            raise UnsupportedModelError(f"it lacks the metadata key '{key}'")
         return value
+
+    def _size(self, key: str, default: int | None = None) -> int:
+        return positive_integer(
+            key, self._need(key) if default is None else self._field(key, default)
+        )
+
+    def _number(self, key: str, default: float | None = None) -> float:
+        return positive_number(
+            key, self._need(key) if default is None else self._field(key, default)
+        )
 
     def _read_config(self) -> ModelConfig:
         family = self._need("general.architecture")
@@ -107,9 +137,9 @@ class GgufSource:
             )
         if self._field(f"{family}.expert_count"):
             raise UnsupportedModelError("mixture-of-experts models are not supported")
-        heads = self._need(f"{family}.attention.head_count")
-        hidden = self._need(f"{family}.embedding_length")
-        head_dim = self._field(f"{family}.attention.key_length", hidden // heads)
+        heads = self._size(f"{family}.attention.head_count")
+        hidden = self._size(f"{family}.embedding_length")
+        head_dim = self._size(f"{family}.attention.key_length", hidden // heads)
         for key in ("attention.value_length", "rope.dimension_count"):
             if self._field(f"{family}.{key}", head_dim) != head_dim:
                 raise UnsupportedModelError(f"'{family}.{key}' other than {head_dim} (key length)")
@@ -120,16 +150,16 @@ class GgufSource:
             raise UnsupportedModelError(f"a bias on q alone is not supported for '{family}'")
         config = ModelConfig(
             architecture=architecture,
-            vocab_size=int(self._stored("token_embd.weight").shape[1]),
+            vocab_size=int(self._stored("token_embd.weight").shape[-1]),
             hidden_size=hidden,
-            intermediate_size=self._need(f"{family}.feed_forward_length"),
-            num_layers=self._need(f"{family}.block_count"),
+            intermediate_size=self._size(f"{family}.feed_forward_length"),
+            num_layers=self._size(f"{family}.block_count"),
             num_heads=heads,
-            num_kv_heads=self._field(f"{family}.attention.head_count_kv", heads),
+            num_kv_heads=self._size(f"{family}.attention.head_count_kv", heads),
             head_dim=head_dim,
-            context_length=self._need(f"{family}.context_length"),
-            rms_eps=self._need(f"{family}.attention.layer_norm_rms_epsilon"),
-            rope_theta=float(self._field(f"{family}.rope.freq_base", 10_000.0)),
+            context_length=self._size(f"{family}.context_length"),
+            rms_eps=self._number(f"{family}.attention.layer_norm_rms_epsilon"),
+            rope_theta=self._number(f"{family}.rope.freq_base", 10_000.0),
             rope=self._read_rope(family),
             tied_head="output.weight" not in self._tensors,
             qkv_bias=qkv_bias or output_bias,
@@ -141,11 +171,11 @@ class GgufSource:
 
     def _read_rope(self, family: str) -> RopeScaling:
         kind = self._field(f"{family}.rope.scaling.type", "none")
-        context = self._need(f"{family}.context_length")
+        context = self._size(f"{family}.context_length")
         return RopeScaling(
             kind="default" if kind == "none" else kind,
-            factor=float(self._field(f"{family}.rope.scaling.factor", 1.0)),
-            original_context=self._field(f"{family}.rope.scaling.original_context_length", context),
+            factor=self._number(f"{family}.rope.scaling.factor", 1.0),
+            original_context=self._size(f"{family}.rope.scaling.original_context_length", context),
         )
 
     def _with_rope_divisors(self, config: ModelConfig) -> ModelConfig:

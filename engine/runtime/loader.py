@@ -18,25 +18,40 @@ from engine.runtime.native.model import NativeLlama, fits
 from engine.runtime.operators import make_operators
 from engine.runtime.rope import RotaryTable
 from engine.runtime.store import ORIGIN
-from engine.runtime.weights import SafetensorsSource, WeightsError, WeightSource
+from engine.runtime.weights import SafetensorsSource, WeightSource, require_shape
 
 # layers read at once onto a card: one thread alone is bound by the copy out of the page cache
 CARD_READERS = 8
 
 
-def load_model(path: Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> LlamaModel:
-    """Load the folder or .gguf file at `path`; weights are converted to `dtype`.
+def open_weights(
+    path: Path, device: torch.device | None = None
+) -> tuple[ModelConfig, SafetensorsSource | GgufSource]:
+    """The shape of the model in the folder or .gguf file at `path`, and its weights, not yet read.
 
-    Raises UnsupportedModelError for an architecture or field that this engine does not compute,
-    WeightsError for files that are missing, damaged or of another shape than configured.
+    All of them are there, in that shape. Raises UnsupportedModelError for an architecture, field or
+    format that this engine does not compute, WeightsError for files that are missing, damaged or of
+    another shape than configured.
     """
     if path.is_file():
         gguf = GgufSource(path)
-        return build_model(gguf.config, gguf, dtype, torch.device(device))
-    config, place = ModelConfig.from_folder(path), torch.device(device)
+        gguf.check(gguf.config)
+        return gguf.config, gguf
+    config, source = ModelConfig.from_folder(path), SafetensorsSource(path, device)
+    source.check(config)
+    return config, source
+
+
+def load_model(path: Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> LlamaModel:
+    """Load the folder or .gguf file at `path`; weights are converted to `dtype`.
+
+    Raises what `open_weights` does.
+    """
+    place = torch.device(device)
+    config, source = open_weights(path, place)
     # on a CPU each thread that computes would keep helpers of its own busy
-    readers = CARD_READERS if place.type == "cuda" else 1
-    return build_model(config, SafetensorsSource(path, place), dtype, place, readers)
+    at_once = place.type == "cuda" and isinstance(source, SafetensorsSource)
+    return build_model(config, source, dtype, place, CARD_READERS if at_once else 1)
 
 
 def load_quickest(path: Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> Model:
@@ -44,14 +59,14 @@ def load_quickest(path: Path, dtype: torch.dtype, device: torch.device | str = "
     step = whole_step_for(dtype) if torch.device(device).type == "cpu" else None
     if step is None:
         return load_model(path, dtype, device)
-    gguf = GgufSource(path) if path.is_file() else None
-    config = ModelConfig.from_folder(path) if gguf is None else gguf.config
+    config, source = open_weights(path)
     if not fits(config):
         return load_model(path, dtype, device)
     origin = path / ORIGIN
-    if gguf is None and origin.is_file():
-        gguf = GgufSource(origin)
-    return build_native(config, gguf or SafetensorsSource(path), step)
+    if origin.is_file():
+        source = GgufSource(origin)
+        source.check(config)
+    return build_native(config, source, step)
 
 
 def build_native(config: ModelConfig, source: WeightSource, step: WholeStep) -> NativeLlama:
@@ -180,7 +195,7 @@ class _Parts(Generic[ProductT]):
 
     def _read(self, name: str, *shape: int) -> Tensor:
         tensor = self._source.get(name)
-        _require_shape(name, tensor.shape, shape)
+        require_shape(name, tuple(tensor.shape), shape)
         return tensor
 
 
@@ -211,11 +226,6 @@ class _NativeParts(_Parts[Weights]):
             found = self._kept.blocks(name + ".weight")
             if found is None or (parts and parts[0].bits != found.bits):
                 return None
-            _require_shape(name, found.shape, (rows, inputs))
+            require_shape(name, tuple(found.shape), (rows, inputs))
             parts.append(found)
         return stacked(parts)
-
-
-def _require_shape(name: str, actual: torch.Size, configured: tuple[int, ...]) -> None:
-    if tuple(actual) != configured:
-        raise WeightsError(f"tensor '{name}' has shape {tuple(actual)}, configured is {configured}")

@@ -1,6 +1,7 @@
 """What a model's own files say about its shape: Hugging Face `config.json` or GGUF metadata."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,8 @@ from typing import Any
 
 from engine.core.config import KernelConfig
 
-ROPE_KINDS = ("default", "linear", "llama3", "yarn")
+STRETCHED = ("linear", "llama3", "yarn")
+ROPE_KINDS = ("default", *STRETCHED)
 
 # Hugging Face architecture -> (bias on q, k, v; RMSNorm on each head of q and k)
 HF_FAMILIES: dict[str, tuple[bool, bool]] = {
@@ -50,6 +52,11 @@ class RopeScaling:
         if self.kind in ("llama3", "yarn") and self.original_context < 1:
             raise UnsupportedModelError(
                 f"RoPE scaling '{self.kind}' needs original_max_position_embeddings"
+            )
+        if self.kind == "llama3" and self.low_freq_factor >= self.high_freq_factor:
+            raise UnsupportedModelError(
+                f"RoPE scaling 'llama3' needs a low_freq_factor below its high_freq_factor, not "
+                f"{self.low_freq_factor} and {self.high_freq_factor}"
             )
 
 
@@ -116,44 +123,44 @@ class ModelConfig:
             raw = json.loads(path.read_text())
         except OSError as error:
             raise UnsupportedModelError(f"cannot read {path}: {error.strerror}") from error
-        except json.JSONDecodeError as error:
+        except ValueError as error:
             raise UnsupportedModelError(f"{path} is not valid JSON: {error}") from error
-        return cls.from_hf(raw)
+        if not isinstance(raw, dict):
+            raise UnsupportedModelError(f"{path} must hold a JSON object")
+        try:
+            return cls.from_hf(raw)
+        except UnsupportedModelError as error:
+            raise UnsupportedModelError(f"{path}: {error}") from None
 
     @classmethod
     def from_hf(cls, raw: Mapping[str, Any]) -> "ModelConfig":
         """Read the fields of a Hugging Face configuration, of transformers 4 or 5."""
-        architecture = next(iter(raw.get("architectures") or ()), "none")
-        if architecture not in HF_FAMILIES:
-            raise UnsupportedModelError(
-                f"architecture '{architecture}' is not supported "
-                f"(supported: {', '.join(HF_FAMILIES)})"
-            )
+        architecture = _hf_architecture(raw)
         _refuse(raw, "quantization_config", None)
         _refuse(raw, "hidden_act", "silu")
         qkv_bias, qk_norm = HF_FAMILIES[architecture]
-        attention_bias = bool(raw.get("attention_bias") or False)
-        heads = _need(raw, "num_attention_heads")
-        hidden = _need(raw, "hidden_size")
-        context = raw.get("max_position_embeddings") or 2048
+        attention_bias = _flag(raw, "attention_bias")
+        heads = _size(raw, "num_attention_heads")
+        hidden = _size(raw, "hidden_size")
+        context = _size(raw, "max_position_embeddings", 2048)
         rope_theta, rope = _hf_rope(raw, context)
         return cls(
             architecture=architecture,
-            vocab_size=_need(raw, "vocab_size"),
+            vocab_size=_size(raw, "vocab_size"),
             hidden_size=hidden,
-            intermediate_size=_need(raw, "intermediate_size"),
-            num_layers=_need(raw, "num_hidden_layers"),
+            intermediate_size=_size(raw, "intermediate_size"),
+            num_layers=_size(raw, "num_hidden_layers"),
             num_heads=heads,
-            num_kv_heads=raw.get("num_key_value_heads") or heads,
-            head_dim=raw.get("head_dim") or hidden // heads,
+            num_kv_heads=_size(raw, "num_key_value_heads", heads),
+            head_dim=_size(raw, "head_dim", hidden // heads),
             context_length=min(context, _hf_window(raw, architecture) or context),
-            rms_eps=raw.get("rms_norm_eps") or 1e-6,
+            rms_eps=_number(raw, "rms_norm_eps", 1e-6),
             rope_theta=rope_theta,
             rope=rope,
-            tied_head=bool(raw.get("tie_word_embeddings", False)),
+            tied_head=_flag(raw, "tie_word_embeddings"),
             qkv_bias=qkv_bias or attention_bias,
             output_bias=attention_bias and architecture != "Qwen2ForCausalLM",
-            mlp_bias=bool(raw.get("mlp_bias", False)),
+            mlp_bias=_flag(raw, "mlp_bias"),
             qk_norm=qk_norm,
         )
 
@@ -183,11 +190,47 @@ class ModelConfig:
         return raw
 
 
-def _need(raw: Mapping[str, Any], field: str) -> int:
+def _hf_architecture(raw: Mapping[str, Any]) -> str:
+    named = raw.get("architectures")
+    architecture = named[0] if isinstance(named, list) and named else "none"
+    if not isinstance(architecture, str) or architecture not in HF_FAMILIES:
+        raise UnsupportedModelError(
+            f"architecture '{architecture}' is not supported (supported: {', '.join(HF_FAMILIES)})"
+        )
+    return architecture
+
+
+def _size(raw: Mapping[str, Any], field: str, default: int | None = None) -> int:
+    """A positive integer; one that is null is not given."""
     value = raw.get(field)
-    if not isinstance(value, int) or value < 1:
+    return positive_integer(field, default if value is None else value)
+
+
+def _number(raw: Mapping[str, Any], field: str, default: float | None = None) -> float:
+    """A positive number; one that is null is not given."""
+    value = raw.get(field)
+    return positive_number(field, default if value is None else value)
+
+
+def _flag(raw: Mapping[str, Any], field: str) -> bool:
+    value = raw.get(field)
+    if not isinstance(value, bool | None):
+        raise UnsupportedModelError(f"'{field}' must be true or false, not {value!r}")
+    return bool(value)
+
+
+def positive_integer(field: str, value: object) -> int:
+    """`value` of `field`. Raises UnsupportedModelError where it is something else."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise UnsupportedModelError(f"'{field}' must be a positive integer, not {value!r}")
     return value
+
+
+def positive_number(field: str, value: object) -> float:
+    """`value` of `field`. Raises UnsupportedModelError where it is something else."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise UnsupportedModelError(f"'{field}' must be a positive number, not {value!r}")
+    return float(value)
 
 
 def _refuse(raw: Mapping[str, Any], field: str, supported: object) -> None:
@@ -198,30 +241,37 @@ def _refuse(raw: Mapping[str, Any], field: str, supported: object) -> None:
 
 def _hf_window(raw: Mapping[str, Any], architecture: str) -> int | None:
     """Tokens of the sliding window; None for full attention. Qwen may state one it does not use."""
-    if architecture.startswith("Qwen") and not raw.get("use_sliding_window"):
+    stated = architecture != "LlamaForCausalLM" and raw.get("sliding_window")
+    if not stated or (architecture.startswith("Qwen") and not _flag(raw, "use_sliding_window")):
         return None
-    return raw.get("sliding_window") if architecture != "LlamaForCausalLM" else None
+    return _size(raw, "sliding_window")
 
 
 def _hf_rope(raw: Mapping[str, Any], context: int) -> tuple[float, RopeScaling]:
     """Base and scaling: `rope_parameters` of transformers 5, else `rope_theta`, `rope_scaling`."""
     given = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    theta = float(given.get("rope_theta") or raw.get("rope_theta") or 10_000.0)
+    if not isinstance(given, dict):
+        raise UnsupportedModelError(f"the RoPE scaling must be an object, not {given!r}")
+    theta = _number(given, "rope_theta", _number(raw, "rope_theta", 10_000.0))
     if given.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)) != 1.0:
         raise UnsupportedModelError("partial_rotary_factor other than 1 is not supported")
     if given.get("mscale") or given.get("mscale_all_dim"):
         raise UnsupportedModelError("RoPE 'mscale' is not supported")
     kind = given.get("rope_type") or given.get("type") or "default"
+    stretched = (
+        None if given.get("attention_factor") is None else _number(given, "attention_factor")
+    )
     scaling = RopeScaling(
         kind=kind,
-        factor=float(given.get("factor") or 1.0),
-        original_context=int(given.get("original_max_position_embeddings") or context),
-        low_freq_factor=float(given.get("low_freq_factor") or 1.0),
-        high_freq_factor=float(given.get("high_freq_factor") or 4.0),
-        beta_fast=float(given.get("beta_fast") or 32.0),
-        beta_slow=float(given.get("beta_slow") or 1.0),
-        attention_factor=given.get("attention_factor"),
-        truncate=bool(given.get("truncate", True)),
+        # who stretches says by how much: a guess would make another model
+        factor=_number(given, "factor", None if kind in STRETCHED else 1.0),
+        original_context=_size(given, "original_max_position_embeddings", context),
+        low_freq_factor=_number(given, "low_freq_factor", 1.0),
+        high_freq_factor=_number(given, "high_freq_factor", 4.0),
+        beta_fast=_number(given, "beta_fast", 32.0),
+        beta_slow=_number(given, "beta_slow", 1.0),
+        attention_factor=stretched,
+        truncate=_flag({"truncate": True} | given, "truncate"),
     )
     return theta, scaling
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,6 +14,10 @@ from engine.runtime.model_config import ModelConfig
 
 class WeightsError(ValueError):
     """The weight files are missing, damaged, or do not match the configuration."""
+
+
+# what weights may be stored as; integers and 8-bit floats mean nothing without scales of their own
+FORMATS = ("F64", "F32", "F16", "BF16")
 
 
 class WeightSource(Protocol):
@@ -37,8 +41,7 @@ class SafetensorsSource:
         self._file_of: dict[str, Path] = {}
         single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
         if index.exists():
-            mapping = json.loads(index.read_text())["weight_map"]
-            self._file_of = {name: folder / file for name, file in mapping.items()}
+            self._file_of = _read_index(index)
         elif single.exists():
             with _opened(single, self._device) as file:
                 self._file_of = dict.fromkeys(file.keys(), single)
@@ -46,11 +49,28 @@ class SafetensorsSource:
             raise WeightsError(f"{folder} holds neither {single.name} nor {index.name}")
 
     def get(self, name: str) -> Tensor:
-        if name not in self._file_of:
-            raise WeightsError(f"{self._folder} has no tensor '{name}'")
-        with _opened(self._file_of[name], self._device) as file:
+        with _opened(self._place(name), self._device) as file:
             tensor: Tensor = file.get_tensor(name)
         return tensor
+
+    def check(self, config: ModelConfig) -> None:
+        """Raise WeightsError unless every tensor of such a model is there, in a format to compute
+
+        with. Reads the heads of the files only.
+        """
+        places = {name: self._place(name) for name in weight_names(config)}
+        for path in dict.fromkeys(places.values()):
+            with _opened(path, torch.device("cpu")) as file:
+                there = set(file.keys())
+                for name in (name for name, place in places.items() if place == path):
+                    if name not in there:
+                        raise WeightsError(f"{path} has no tensor '{name}', where the index has it")
+                    _check_stored(path, name, file.get_slice(name), tensor_shape(name, config))
+
+    def _place(self, name: str) -> Path:
+        if name not in self._file_of:
+            raise WeightsError(f"{self._folder} has no tensor '{name}'")
+        return self._file_of[name]
 
 
 def weight_names(config: ModelConfig) -> Iterator[str]:
@@ -98,6 +118,37 @@ def tensor_shape(name: str, config: ModelConfig) -> tuple[int, ...]:
     }
     shape = sizes.get(part, (config.vocab_size, hidden))
     return shape[:1] if kind == "bias" else shape
+
+
+def require_shape(name: str, actual: tuple[int, ...], configured: tuple[int, ...]) -> None:
+    """Raise WeightsError where the tensor `name` is not of the shape that is configured."""
+    if actual != configured:
+        raise WeightsError(f"tensor '{name}' has shape {actual}, configured is {configured}")
+
+
+def _check_stored(path: Path, name: str, stored: Any, shape: tuple[int, ...]) -> None:
+    try:
+        require_shape(name, tuple(stored.get_shape()), shape)
+    except WeightsError as error:
+        raise WeightsError(f"{path}: {error}") from None
+    if stored.get_dtype() not in FORMATS:
+        raise WeightsError(
+            f"{path}: tensor '{name}' has format {stored.get_dtype()}, which is not supported "
+            f"(supported: {', '.join(FORMATS)})"
+        )
+
+
+def _read_index(path: Path) -> dict[str, Path]:
+    """The file of each tensor. Raises WeightsError."""
+    try:
+        mapping = json.loads(path.read_text())["weight_map"]
+        return {name: path.parent / file for name, file in mapping.items()}
+    except OSError as error:
+        raise WeightsError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WeightsError(
+            f"{path} must hold a JSON object whose weight_map names a file for each tensor"
+        ) from error
 
 
 def _opened(path: Path, device: torch.device) -> safe_open:

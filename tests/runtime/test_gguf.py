@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType as Kind
 
 from engine.runtime.convert import convert_weights
 from engine.runtime.gguf_weights import GgufSource, gguf_name, unpermute_rope_rows
-from engine.runtime.loader import build_model, load_model
+from engine.runtime.loader import build_model, load_model, open_weights
 from engine.runtime.model_config import ModelConfig, RopeScaling, UnsupportedModelError
 from engine.runtime.rope import inverse_frequencies, llama3_divisors
 from engine.runtime.weights import WeightsError, weight_names
@@ -269,7 +269,7 @@ def test_an_unsupported_tensor_type_is_named(tmp_path):
 
 def test_damaged_or_incomplete_files_say_so(tmp_path):
     (tmp_path / "bad.gguf").write_bytes(b"not a model at all, just some text")
-    with pytest.raises(WeightsError, match=r"cannot read .*bad.gguf as GGUF"):
+    with pytest.raises(WeightsError, match=r"bad\.gguf is not a readable GGUF file"):
         load_model(tmp_path / "bad.gguf", torch.float32)
     write_gguf(tmp_path / "empty.gguf", {})
     with pytest.raises(WeightsError, match=r"has no tensor 'token_embd\.weight'"):
@@ -277,6 +277,38 @@ def test_damaged_or_incomplete_files_say_so(tmp_path):
     write_gguf(tmp_path / "m.gguf", EMBEDDING)
     with pytest.raises(WeightsError, match=r"has no tensor 'blk\.0\.attn_norm\.weight'"):
         load_model(tmp_path / "m.gguf", torch.float32)
+
+
+def write_model(path, **arguments):
+    """A whole model of SHAPE."""
+    write_gguf(path, gguf_tensors(RandomWeights(SHAPE), SHAPE, interleaved=True), **arguments)
+
+
+def test_a_file_cut_off_anywhere_says_so(tmp_path):
+    path = tmp_path / "m.gguf"
+    write_model(path)
+    whole = path.read_bytes()
+    load_model(path, torch.float32)
+    for length in (*range(0, 800, 41), len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(WeightsError, match=r"m\.gguf is not a readable GGUF file"):
+            load_model(path, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"attention.head_count_kv": 4}, r"m\.gguf: tensor 'blk\.0\.attn_k\.weight' has shape"),
+        (
+            {"attention.head_count": 0},
+            r"m\.gguf: 'llama\.attention\.head_count' must be a positive",
+        ),
+    ],
+)
+def test_metadata_that_belong_to_other_tensors_are_refused(arguments, message, tmp_path):
+    write_model(tmp_path / "m.gguf", **arguments)
+    with pytest.raises(ValueError, match=message):
+        open_weights(tmp_path / "m.gguf")
 
 
 def test_a_folder_without_weights_says_so(tmp_path):

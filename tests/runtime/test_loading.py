@@ -6,17 +6,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from engine.runtime.executor import TorchExecutor
-from engine.runtime.loader import build_model
+from engine.runtime.loader import build_model, open_weights
 from engine.runtime.model_config import HF_FAMILIES
 from engine.runtime.random_weights import RandomWeights, geometry
 from engine.runtime.weights import SafetensorsSource, WeightsError, tensor_shape, weight_names
 from tests.runtime.driver import TINY, Row, join, plan, run, tiny_config
 
 CPU = torch.device("cpu")
-SHAPE = replace(TINY, num_layers=5, qkv_bias=True)
+SHAPE = replace(TINY, num_layers=5, qkv_bias=True, output_bias=True)
+SHARDS = ("a.safetensors", "b.safetensors")
 
 
 def logits_of(model):
@@ -38,7 +39,7 @@ def folder(tmp_path):
     source = RandomWeights(SHAPE, torch.float32, CPU, seed=3)
     tensors = {name: source.get(name) for name in weight_names(SHAPE)}
     names = list(tensors)
-    shards = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    shards = dict(zip(SHARDS, (names[::2], names[1::2]), strict=True))
     for file, some in shards.items():
         save_file({name: tensors[name] for name in some}, tmp_path / file)
     mapping = {name: file for file, some in shards.items() for name in some}
@@ -56,6 +57,45 @@ def test_why_a_file_cannot_be_opened_is_told(folder):
             source.get("model.embed_tokens.weight")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_what_is_wrong_with_the_files_is_told_before_any_is_read(folder):
+    (folder / "config.json").write_text(json.dumps(SHAPE.to_hf()))
+    index, norm = folder / "model.safetensors.index.json", "model.norm.weight"
+    said, files = index.read_text(), {name: (folder / name).read_bytes() for name in SHARDS}
+    mapping = json.loads(said)["weight_map"]
+    home, other = mapping[norm], next(name for name in SHARDS if name != mapping[norm])
+
+    def refused(message):
+        with pytest.raises(WeightsError, match=message):
+            open_weights(folder)
+        index.write_text(said)
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        open_weights(folder)
+
+    def stored_as(tensor):
+        tensors = load_file(folder / home) | {norm: tensor}
+        save_file(tensors, folder / home)
+
+    for content in ("", "[]", "{}", '{"weight_map": [3]}', '{"weight_map": {"a": 3}}'):
+        index.write_text(content)
+        refused(r"model\.safetensors\.index\.json must hold a JSON object whose weight_map names")
+    index.write_text(json.dumps({"weight_map": mapping | {norm: other}}))
+    refused(rf"{other} has no tensor 'model\.norm\.weight', where the index has it")
+    del mapping[norm]
+    index.write_text(json.dumps({"weight_map": mapping}))
+    refused(r"has no tensor 'model\.norm\.weight'")
+    (folder / other).unlink()
+    refused(rf"cannot read .*{other}: No such file")
+    (folder / home).write_bytes(files[home][:-1])
+    refused(rf"cannot read .*{home}: ")
+    stored_as(torch.ones(3))
+    refused(rf"{home}: tensor 'model\.norm\.weight' has shape \(3,\), configured is \(32,\)")
+    stored_as(torch.ones(32, dtype=torch.int8))
+    refused(rf"{home}: tensor 'model\.norm\.weight' has format I8, which is not supported")
+    stored_as(torch.ones(32).to(torch.float8_e4m3fn))
+    refused(rf"{home}: tensor 'model\.norm\.weight' has format F8_E4M3, which is not supported")
 
 
 def test_several_readers_build_the_model_that_one_builds(folder):

@@ -55,6 +55,8 @@ def test_rope_parameters_of_transformers_5():
 def test_a_sliding_window_bounds_the_context():
     assert ModelConfig.from_hf(MISTRAL | {"sliding_window": 128}).context_length == 128
     assert ModelConfig.from_hf(MISTRAL | {"sliding_window": None}).context_length == 512
+    with pytest.raises(UnsupportedModelError, match="'sliding_window' must be a positive integer"):
+        ModelConfig.from_hf(MISTRAL | {"sliding_window": "128"})
     unused = QWEN3 | {"sliding_window": 128, "use_sliding_window": False}
     assert ModelConfig.from_hf(unused).context_length == 512
     assert ModelConfig.from_hf(unused | {"use_sliding_window": True}).context_length == 128
@@ -73,6 +75,23 @@ def test_a_sliding_window_bounds_the_context():
         ({"vocab_size": "many"}, "'vocab_size' must be a positive integer, not 'many'"),
         ({"num_hidden_layers": None}, "'num_hidden_layers' must be a positive integer"),
         ({"num_key_value_heads": 3}, "8 attention heads cannot share 3 KV heads"),
+        ({"architectures": 3}, "architecture 'none'"),
+        ({"architectures": "LlamaForCausalLM"}, "architecture 'none'"),
+        ({"num_key_value_heads": "2"}, "'num_key_value_heads' must be a positive integer, not '2'"),
+        ({"num_hidden_layers": True}, "'num_hidden_layers' must be a positive integer"),
+        ({"head_dim": -2}, "'head_dim' must be a positive integer, not -2"),
+        ({"num_attention_heads": 128}, "'head_dim' must be a positive integer, not 0"),
+        ({"max_position_embeddings": 0}, "'max_position_embeddings' must be a positive integer"),
+        ({"rms_norm_eps": "1e-5"}, "'rms_norm_eps' must be a positive number, not '1e-5'"),
+        ({"rope_theta": -5}, "'rope_theta' must be a positive number, not -5"),
+        ({"tie_word_embeddings": "false"}, "'tie_word_embeddings' must be true or false"),
+        ({"rope_scaling": "yarn"}, "RoPE scaling must be an object, not 'yarn'"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "'factor' must be a positive number, not None"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "'factor' must be a positive number"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0}},
+            "needs a low_freq_factor below its high_freq_factor, not 4.0 and 4.0",
+        ),
     ],
 )
 def test_refusals_name_what_does_not_fit(changes, message):
@@ -85,6 +104,15 @@ def test_unreadable_folders_say_why(tmp_path):
         ModelConfig.from_folder(tmp_path)
     (tmp_path / "config.json").write_text("{oops")
     with pytest.raises(UnsupportedModelError, match="is not valid JSON"):
+        ModelConfig.from_folder(tmp_path)
+    (tmp_path / "config.json").write_bytes(b"\xff\xfe{}")
+    with pytest.raises(UnsupportedModelError, match=r"config\.json is not valid JSON"):
+        ModelConfig.from_folder(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(UnsupportedModelError, match=r"config\.json must hold a JSON object"):
+        ModelConfig.from_folder(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"vocab_size": 0}))
+    with pytest.raises(UnsupportedModelError, match=r"config\.json: 'vocab_size' must be"):
         ModelConfig.from_folder(tmp_path)
 
 

@@ -9,6 +9,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, proc
 from tokenizers import pre_tokenizers as splitters
 from tokenizers.models import BPE
 
+from engine.runtime.gguf_file import GgufError, GgufFile
 from engine.runtime.text.errors import CodecError
 from engine.runtime.text.pre_tokenizers import PRE_TOKENIZERS
 from engine.runtime.text.source import TokenizerSource
@@ -59,12 +60,10 @@ def read_gguf(path: Path) -> TokenizerSource:
 
 class _Metadata:
     def __init__(self, path: Path) -> None:
-        from gguf import GGUFReader  # GPU hosts that load HF folders only lack it
-
         try:
-            self._reader = GGUFReader(path)
-        except (OSError, ValueError) as error:
-            raise CodecError(f"{path.name} is not a readable GGUF file: {error}") from error
+            self._file = GgufFile(path)
+        except GgufError as error:
+            raise CodecError(str(error)) from error
         self._name = path.name
         self.tokens: list[str] = self.require("tokenizer.ggml.tokens")
         self.kinds: Sequence[int] = self.get("tokenizer.ggml.token_type") or [_NORMAL] * len(
@@ -72,8 +71,10 @@ class _Metadata:
         )
 
     def get(self, key: str) -> Any:
-        field = self._reader.get_field(key)
-        return None if field is None else field.contents()
+        try:
+            return self._file.field(key)
+        except GgufError as error:
+            raise CodecError(str(error)) from error
 
     def require(self, key: str) -> Any:
         value = self.get(key)
