@@ -35,15 +35,6 @@ def drained_by(own: float, levels: Iterable[Level]) -> float:
     return received
 
 
-def share_of(levels: Iterable[Level]) -> float:
-    """The part of the device that a backlogged flow is entitled to now."""
-    part = 1.0
-    for level in levels:
-        active = sum(weight for weight, backlog in level.siblings if backlog > 0)
-        part *= level.weight / (level.weight + active)
-    return part
-
-
 class Departures:
     """How fast those who wait in a queue have been getting nearer, while it was never empty.
 

@@ -65,12 +65,6 @@ class DrainRate:
         """Engine time of one position; 0 before any step was seen."""
         return self._seconds / self._tokens if self._tokens > 0 else 0.0
 
-    def time_for(self, tokens: int) -> float | None:
-        """Seconds until `tokens` queued tokens are computed; None before any step was seen."""
-        if self._tokens <= 0 or self._seconds <= 0:
-            return None
-        return tokens * self._seconds / self._tokens
-
 
 class Company:
     """What steps that bring preempted work back compute besides, as running means.

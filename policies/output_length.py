@@ -91,15 +91,6 @@ class LengthEstimate:
         further = np.maximum(_MIDDLE[place:] - generated, 1.0)
         return float(shares @ further) / alive
 
-    def remaining_many(self, generated: npt.NDArray[np.int32]) -> Vector:
-        """`remaining`, by bin, for an array of any shape of tokens generated so far."""
-        result: Vector = self._by_bin[np.minimum(generated // BIN_TOKENS, BINS - 1)]
-        return result
-
-    @cached_property
-    def _by_bin(self) -> Vector:
-        return np.asarray([self.remaining(int(lower)) for lower in _LOWER])
-
     @cached_property
     def onward(self) -> Vector:
         """P(an output that has reached a bin goes on for `AHEAD` more bins), of shape [64, 10].

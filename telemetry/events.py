@@ -54,7 +54,6 @@ class Stall(StrEnum):
     SLOTS = "slots"
     STEP_BUDGET = "step_budget"
     KV_BLOCKS = "kv_blocks"
-    FORK = "fork"  # a choice waits for the prompt it shares
     SHARE = "share"  # others are served less for their weight: it is not the flow's turn
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.drain import MEMORY, Departures, Level, drained_by, fair_rates, share_of
+from policies.drain import MEMORY, Departures, Level, drained_by, fair_rates
 
 weights = st.floats(0.1, 10)
 amounts = st.floats(0, 100)
@@ -40,7 +40,6 @@ def test_two_levels():
     assert drained_by(2.0, [user]) == 4.0
     assert drained_by(2.0, [user, tenant]) == 4.0 + 1.0
     assert drained_by(2.0, [user, Level(3.0, [(1.0, 100.0)])]) == pytest.approx(4.0 + 4.0 / 3)
-    assert share_of([user, tenant]) == pytest.approx(0.5 * 0.75)
 
 
 @given(st.floats(0.01, 50), st.floats(0, 10), weights, siblings)

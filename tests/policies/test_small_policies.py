@@ -96,10 +96,10 @@ def test_device_time_charges_what_steps_took():
 
 def test_drain_rate_follows_what_is_measured():
     rate = DrainRate()
-    assert rate.time_for(100) is None
+    assert rate.seconds_per_token == 0.0
     for _ in range(200):
         rate.observe(64, 0.5)
-    assert rate.time_for(128) == pytest.approx(1.0)
+    assert rate.seconds_per_token == pytest.approx(1 / 128)
     for _ in range(200):
         rate.observe(64, 0.25)
-    assert rate.time_for(128) == pytest.approx(0.5, rel=0.01)
+    assert rate.seconds_per_token == pytest.approx(1 / 256, rel=0.01)
