@@ -10,6 +10,7 @@ from gateway.errors import ApiError, Reason
 from gateway.state import Gateway, ServedModel
 from telemetry.events import Cause
 from telemetry.measures import Gauge, text_of
+from telemetry.metrics import CONTENT_TYPE
 
 
 class Health:
@@ -48,7 +49,7 @@ class Health:
         page = gateway.metrics() + gateway.access.health.metrics()
         page += gateway.quota.metrics() + gateway.ledger.metrics()
         page += _kv_blocks(gateway.models.values())
-        return Response(page, media_type="text/plain; version=0.0.4")
+        return Response(page, media_type=CONTENT_TYPE)
 
     def _states(self) -> dict[str, str]:
         models = self._gateway.models.values()
