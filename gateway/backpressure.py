@@ -22,9 +22,9 @@ from gateway.slots import Slots
 from gateway.sse import EventStream, StalledError
 from gateway.state import Gateway, ServedModel
 from telemetry.events import Cause
+from telemetry.units import MILLISECOND
 from tenants.model import READ, Principal, Tenant
 
-MILLISECOND = 1_000_000
 INTERVAL = 0.5  # seconds between two states of a stream
 MOST_STREAMS = 64
 MOST_OF_A_TENANT = 8

@@ -17,8 +17,8 @@ from gateway.errors import ApiError, Reason
 from policies.fair_table import FairTable
 from telemetry.clock import Clock
 from telemetry.events import Cause
+from telemetry.units import MILLISECOND
 
-MILLISECOND = 1_000_000
 # Long enough for any call, short enough that no arithmetic below the edge can overflow.
 FURTHEST_MS = 31 * 24 * 3600 * 1000
 # 1973 in milliseconds, the year 5138 in seconds: below it the caller meant seconds.

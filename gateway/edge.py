@@ -15,10 +15,9 @@ from gateway.dialect import dialect_of
 from gateway.errors import ApiError, Reason
 from gateway.lineage import request_id
 from gateway.state import Gateway
+from telemetry.units import MILLISECOND
 
 logger = logging.getLogger(__name__)
-
-MILLISECOND = 1_000_000
 
 
 class Edge:

@@ -24,12 +24,12 @@ from gateway.recording import Reader, Recording, Room
 from gateway.state import ServedModel
 from gateway.wire import json_object
 from telemetry.clock import Clock
+from telemetry.units import MILLISECOND
 from tenants.calls import LEASE_MS, CallName, Calls, CallState, Found
 from tenants.choices import AUTO
 from tenants.connection import StoreUnavailable
 from tenants.model import Principal
 
-MILLISECOND = 1_000_000
 UNREADABLE = (
     "The call was answered or still runs, in a form that this server cannot read, so it was not "
     "computed again; ask the server that has it, which may be a newer one, or use a new key."

@@ -30,10 +30,10 @@ from gateway.shape import Prepared, Shape
 from gateway.sse import EventStream, StalledError
 from gateway.state import Gateway
 from telemetry import semconv
-from telemetry.clock import NANOSECONDS
 from telemetry.events import CallAnswered, CallSubmitted, Cause
 from telemetry.lineage import Lineage
 from telemetry.tracing import RequestTrace
+from telemetry.units import SECOND
 from tenants.calls import CallName
 from tenants.model import INFERENCE, Principal, Tenant
 
@@ -108,7 +108,7 @@ class Inference:
             reader = await self._keyed.read(name, asked.model, run)
             hangup.cancels(reader)
             end = admission.deadlines.end if reader.joins else None  # the first one's is the run's
-            wait = None if end is None else (end - gateway.clock.now()) / NANOSECONDS
+            wait = None if end is None else (end - gateway.clock.now()) / SECOND
             try:
                 done = await reader.play(
                     send, gateway.limits.write_timeout, wait, principal.key.allows_model
@@ -191,7 +191,7 @@ class Inference:
         history.record(
             CallSubmitted(clock.now(), call.arrived, request.lineage, generation.sequences)
         )
-        created = clock.wall() // NANOSECONDS
+        created = clock.wall() // SECOND
         answer = Answer(self._shape, prepared, generation, created)
         more = routed.headers_of(prepared.model.id) if placed.instead_of else []
         failure: Row | None = None

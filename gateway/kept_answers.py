@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Self
 
 from telemetry.clock import Clock
+from telemetry.units import MILLISECOND
 from tenants.calls import KEPT_MS, CallName
 
-MILLISECOND = 1_000_000
 MOST_BYTES = 32 << 20
 # How an answer begins in the store. Another form needs another letter, so that a version that does
 # not know it can say so.

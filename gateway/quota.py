@@ -13,7 +13,8 @@ from gateway.errors import ApiError, Reason
 from gateway.limit_headers import RawHeaders, Standing
 from telemetry.clock import Clock
 from telemetry.measures import Counter, Gauge, text_of
-from tenants.book import MILLISECOND, Reservation, Shortage
+from telemetry.units import MILLISECOND
+from tenants.book import Reservation, Shortage
 from tenants.connection import StoreUnavailable
 from tenants.leases import Leases
 from tenants.limits import CALL, Amounts, Limit, Measure, spent, worst_case

@@ -4,11 +4,11 @@ import math
 import random
 
 from engine.core.outputs import Finished
+from telemetry.units import MILLISECOND
 
 # Stock clients sleep through or ignore a longer Retry-After, so they are told not to retry.
 LONGEST_WAIT_MS = 60_000
 JITTER = 0.25
-MILLISECOND = 1_000_000
 
 
 def wait_ms(estimate: int | None, otherwise: int, *, promised: bool) -> int:

@@ -4,8 +4,9 @@ A server whose store is away goes on for callers it knows, so it stays ready and
 taken out of rotation, all replicas would be at once.
 """
 
-from telemetry.clock import NANOSECONDS, Clock
+from telemetry.clock import Clock
 from telemetry.measures import Counter, Gauge, text_of
+from telemetry.units import SECOND
 
 
 class StoreHealth:
@@ -44,7 +45,7 @@ class StoreHealth:
     @property
     def away_seconds(self) -> float:
         since = self._away_since
-        return 0.0 if since is None else (self._clock.now() - since) / NANOSECONDS
+        return 0.0 if since is None else (self._clock.now() - since) / SECOND
 
     def describe(self) -> dict[str, object]:
         """JSON-ready."""

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from loadgen.record import OUTPUT_WEIGHT, PROMPT_WEIGHT, Fate, Path, ServiceLog
 from loadgen.scenario import Windows
-from telemetry.clock import NANOSECONDS
+from telemetry.units import SECOND
 
 FloatArray = npt.NDArray[np.float64]
 Interval = tuple[int, int]
@@ -53,9 +53,9 @@ class Spans:
         output = np.array([f.output_tokens for f in served], float)
         return cls(
             client=np.array([f.request.client for f in served], np.int64),
-            arrival=np.array([f.request.arrival for f in served], float) / NANOSECONDS,
-            start=np.array([f.first_token for f in served], float) / NANOSECONDS,
-            end=np.array([f.ended for f in served], float) / NANOSECONDS,
+            arrival=np.array([f.request.arrival for f in served], float) / SECOND,
+            start=np.array([f.first_token for f in served], float) / SECOND,
+            end=np.array([f.ended for f in served], float) / SECOND,
             amount=PROMPT_WEIGHT * prompt + OUTPUT_WEIGHT * output,
         )
 

@@ -16,10 +16,10 @@ from engine.core.journal_records import Given
 from engine.core.plan import StepPlan, StepResult
 from loadgen.record import Fate
 from loadgen.replay import Rerun
-from telemetry.clock import NANOSECONDS
+from telemetry.units import SECOND
 
 FURTHEST = 4  # times the hint, up to which a place is looked for
-LEAST = NANOSECONDS  # of a hint, as far as that limit is concerned
+LEAST = SECOND  # of a hint, as far as that limit is concerned
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,10 @@ from engine.runtime.gpu.build import make_executor
 from engine.runtime.model import Model
 from engine.sim.executor import shape_of
 from engine.sim.profile import StepShape
-from telemetry.clock import NANOSECONDS, SystemClock
+from telemetry.clock import SystemClock
 from telemetry.events import Cause, Event, SequenceArrived, SequenceEnded, StepCommitted
 from telemetry.lineage import Lineage
+from telemetry.units import SECOND
 
 T = TypeVar("T")
 GREEDY = Sampling(temperature=0.0)  # without stop tokens: every output has its exact length
@@ -137,8 +138,8 @@ class StepWatch:
     def _commit(self, event: StepCommitted, shape: StepShape | None) -> None:
         if shape is not None:
             between = event.now - self._landed - event.duration
-            host = None if self._idle else between / NANOSECONDS
-            self.steps.append(Step(shape, event.duration / NANOSECONDS, host))
+            host = None if self._idle else between / SECOND
+            self.steps.append(Step(shape, event.duration / SECOND, host))
         self._landed, self._idle = event.now, False
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from loadgen.stats import quantile
 from telemetry.billing_events import Charge, ServiceCharged
-from telemetry.clock import NANOSECONDS
 from telemetry.events import (
     Cause,
     Event,
@@ -17,6 +16,7 @@ from telemetry.events import (
     SequenceRefused,
     SequenceStarted,
 )
+from telemetry.units import SECOND
 
 COMPLETE = (Cause.STOP, Cause.STOP_STRING, Cause.LENGTH)
 SHARES = (0.5, 0.99)
@@ -68,7 +68,7 @@ def outcomes(events: Iterable[Event]) -> dict[str, Outcome]:
                 of(event.lineage.tenant).offered += 1
                 of(event.lineage.tenant).ended[event.cause.value] += 1
             case SequenceStarted():
-                waited = (event.now - event.arrived) / NANOSECONDS
+                waited = (event.now - event.arrived) / SECOND
                 of(tenants[event.sequence]).first_token.append(waited)
             case SequencePreempted():
                 of(tenants[event.sequence]).preemptions += 1
@@ -85,7 +85,7 @@ def outcomes(events: Iterable[Event]) -> dict[str, Outcome]:
 def _end(outcome: Outcome, event: SequenceEnded) -> None:
     outcome.ended[event.cause.value] += 1
     if event.cause in COMPLETE:
-        outcome.completion.append((event.now - event.arrived) / NANOSECONDS)
+        outcome.completion.append((event.now - event.arrived) / SECOND)
 
 
 def _charge(outcome: Outcome, charge: Charge) -> None:

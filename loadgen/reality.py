@@ -24,8 +24,8 @@ from loadgen.live import LiveEngine, LiveError, LiveModel, Step, drain
 from loadgen.profiling import Profiled, Samples, collect, fitted
 from loadgen.simulation import Rules, Simulation
 from loadgen.workload import Request, Workload
-from telemetry.clock import NANOSECONDS
 from telemetry.events import Event, SequenceEnded, SequenceStarted, StepPlanned
+from telemetry.units import SECOND
 
 FLOWS = ((FlowNode("gold", 3.0),), (FlowNode("bronze", 1.0),))
 PROMPTS = (32, 256)
@@ -125,12 +125,12 @@ class Timeline:
         waits: dict[str, list[float]] = {}
         for number, request in zip(sorted(self._first), requests, strict=True):
             tenant = workload.flows[request.client][0].name
-            wait = (self._first[number] - start - request.arrival) / NANOSECONDS
+            wait = (self._first[number] - start - request.arrival) / SECOND
             waits.setdefault(tenant, []).append(wait)
         span = max(self._ended.values()) - start - requests[0].arrival
         return Figures(
-            seconds=span / NANOSECONDS,
-            throughput=self._tokens * NANOSECONDS / span,
+            seconds=span / SECOND,
+            throughput=self._tokens * SECOND / span,
             ttft=median(wait for many in waits.values() for wait in many),
             ttft_by_tenant={tenant: median(many) for tenant, many in sorted(waits.items())},
             running=float(np.mean(self._running)),
@@ -153,7 +153,7 @@ def make_workload(rate: float, seconds: float, seed: int, rate_to: float | None 
         prompts = random.integers(PROMPTS[0], PROMPTS[1] + 1, len(times))
         outputs = random.integers(OUTPUTS[0], OUTPUTS[1] + 1, len(times))
         requests += [
-            Request(int(time * NANOSECONDS), client, int(prompt), int(output))
+            Request(int(time * SECOND), client, int(prompt), int(output))
             for time, prompt, output in zip(times, prompts, outputs, strict=True)
         ]
     if not requests:
@@ -210,11 +210,11 @@ async def run_live(
             random.integers(0, kernel.vocab_size, request.prompt).astype(np.int32)
             for request in workload.requests
         ]
-        start = engine.clock.now() + int(HEAD_START * NANOSECONDS)
+        start = engine.clock.now() + int(HEAD_START * SECOND)
         readers = []
         for request, prompt in zip(workload.requests, prompts, strict=True):
             wait = start + request.arrival - engine.clock.now()
-            await asyncio.sleep(max(0, wait) / NANOSECONDS)
+            await asyncio.sleep(max(0, wait) / SECOND)
             generation = engine.generate(prompt, request.output, workload.flows[request.client])
             readers.append(asyncio.create_task(drain(generation)))
         await asyncio.gather(*readers)

@@ -5,7 +5,7 @@ from typing import Any
 
 from loadgen.hints import Hint
 from loadgen.record import Fate
-from telemetry.clock import NANOSECONDS
+from telemetry.units import SECOND
 
 
 def returns(fates: Sequence[Fate], hints: Sequence[Hint] = ()) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def returns(fates: Sequence[Fate], hints: Sequence[Hint] = ()) -> dict[str, Any]
         "fresh": len(fresh),
         "fresh_admitted": _admitted(fresh),
         "fresh_ttft_seconds": [
-            round((f.first_token - f.request.arrival) / NANOSECONDS, 4)
+            round((f.first_token - f.request.arrival) / SECOND, 4)
             for f in fresh
             if f.first_token is not None
         ],

@@ -27,9 +27,10 @@ from loadgen.prefixes import prompt_hashes
 from loadgen.record import Recorder
 from loadgen.scenario import LengthKnowledge, Returns
 from loadgen.workload import Request, Workload
-from telemetry.clock import NANOSECONDS, VirtualClock
+from telemetry.clock import VirtualClock
 from telemetry.events import Event, SequenceRefused
 from telemetry.lineage import Lineage
+from telemetry.units import SECOND
 
 STOPS = Sampling(temperature=0.0, stop_token_ids=(TrueLengths.STOP,))
 RUNS_ON = Sampling(temperature=0.0)
@@ -162,6 +163,6 @@ class Simulation:
             request = self.recorder.fates[event.sequence].request
             if event.retry_after is None or request.attempt >= returns.most:
                 continue
-            jitter = int(self._random.random() * returns.jitter * NANOSECONDS)
+            jitter = int(self._random.random() * returns.jitter * SECOND)
             again = request.again(event.now + event.retry_after + jitter)
             heappush(self._arrivals, (again.arrival, next(self._order), again))

@@ -9,7 +9,7 @@ from engine.core.plan import StepPlan
 from engine.sim.executor import shape_of
 from engine.sim.profile import StepShape
 from policies.step_time import StepWork
-from telemetry.clock import NANOSECONDS
+from telemetry.units import SECOND
 
 Floats = npt.NDArray[np.float64]
 REFITS = 4  # weights settle in two or three
@@ -45,7 +45,7 @@ class StepTimes:
                 began = asked if self._idle else self._landed
                 if now > began:
                     self._works.append(work_of(shape_of(plan, self._block_size)).features())
-                    self._seconds.append((now - began) / NANOSECONDS)
+                    self._seconds.append((now - began) / SECOND)
                 self._landed, self._idle = now, False
 
     def fit(self) -> "ObservedProfile":
@@ -73,7 +73,7 @@ class ObservedProfile:
     def duration(self, shape: StepShape) -> int:
         """Nanoseconds that a step of this shape takes."""
         seconds = float(np.dot(self._coefficients, work_of(shape).features()))
-        return max(1, round(seconds * NANOSECONDS))
+        return max(1, round(seconds * SECOND))
 
 
 def non_negative(rows: Floats, targets: Floats) -> Floats:

@@ -15,7 +15,7 @@ from loadgen.record import Fate, Path, Recorder, ServiceLog
 from loadgen.returns import returns
 from loadgen.scenario import Scenario
 from loadgen.workload import Workload
-from telemetry.clock import NANOSECONDS
+from telemetry.units import SECOND
 
 QUANTILES = (50, 95, 99)
 
@@ -31,14 +31,14 @@ def summarise(
 ) -> Summary:
     """What `recorder` saw until `now` nanoseconds. Latencies leave the warm-up out."""
     fates = list(recorder.fates.values())
-    start = scenario.measure_from * NANOSECONDS
+    start = scenario.measure_from * SECOND
     measured = [fate for fate in fates if fate.request.arrival >= start]
     windows = window_table(fates, len(workload.flows), scenario.windows)
     log = recorder.log()
     gap = service_gap(log)
-    served = log.served(int(start), int(scenario.duration * NANOSECONDS))
+    served = log.served(int(start), int(scenario.duration * SECOND))
     return {
-        "seconds": now / NANOSECONDS,
+        "seconds": now / SECOND,
         "throughput": _throughput(fates, now),
         "requests": _outcomes(measured),
         "ttft": _quantiles(_first_token_times(measured)),
@@ -71,7 +71,7 @@ def _throughput(fates: Sequence[Fate], now: int) -> float:
     """Prompt and output tokens a second of requests that ran to their end."""
     done = [fate for fate in fates if fate.cause in COMPLETE]
     tokens = sum(fate.request.prompt + fate.output_tokens for fate in done)
-    return tokens * NANOSECONDS / now if now else 0.0
+    return tokens * SECOND / now if now else 0.0
 
 
 def _outcomes(fates: Sequence[Fate]) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def _outcomes(fates: Sequence[Fate]) -> dict[str, Any]:
 
 def _first_token_times(fates: Sequence[Fate]) -> list[float]:
     return [
-        (fate.first_token - fate.request.arrival) / NANOSECONDS
+        (fate.first_token - fate.request.arrival) / SECOND
         for fate in fates
         if fate.first_token is not None
     ]
@@ -98,7 +98,7 @@ def _first_token_times(fates: Sequence[Fate]) -> list[float]:
 def _token_times(fates: Sequence[Fate]) -> list[float]:
     """Mean seconds between tokens of each completed request of at least two."""
     return [
-        (fate.ended - fate.first_token) / (fate.output_tokens - 1) / NANOSECONDS
+        (fate.ended - fate.first_token) / (fate.output_tokens - 1) / SECOND
         for fate in fates
         if fate.cause in COMPLETE and fate.output_tokens > 1 and fate.first_token and fate.ended
     ]
@@ -114,13 +114,13 @@ def longest_steps(fates: Sequence[Fate], times: npt.NDArray[np.int64]) -> list[f
         if fate.cause in COMPLETE and fate.output_tokens > 1 and fate.first_token and fate.ended:
             first, last = np.searchsorted(times, (fate.first_token, fate.ended))
             step = float(np.diff(times[first : last + 1]).max())
-            longest.append(round(step / NANOSECONDS, 5))
+            longest.append(round(step / SECOND, 5))
     return longest
 
 
 def _completion_times(fates: Sequence[Fate]) -> list[float]:
     return [
-        (fate.ended - fate.request.arrival) / NANOSECONDS
+        (fate.ended - fate.request.arrival) / SECOND
         for fate in fates
         if fate.cause in COMPLETE and fate.ended is not None
     ]

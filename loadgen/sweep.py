@@ -19,7 +19,7 @@ from loadgen.simulation import Rules, Simulation
 from loadgen.summary import summarise
 from loadgen.tables import ScenarioError
 from loadgen.workload import make_workload
-from telemetry.clock import NANOSECONDS
+from telemetry.units import SECOND
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def prepare(
     profile = scenario.device.noise_free()
     workload = make_workload(scenario, cell.seed, cell.scale, data, profile)
     workload = senders_only(workload, scenario, cell.policy)
-    until = None if scenario.drain else int(scenario.duration * NANOSECONDS)
+    until = None if scenario.drain else int(scenario.duration * SECOND)
     rules = Rules(
         lengths=length_knowledge(scenario, cell.policy),
         cap=scenario.cap,

@@ -12,7 +12,7 @@ from loadgen.lengths import LongArray, draw_lengths
 from loadgen.scenario import Client, Objectives, Scenario
 from loadgen.tables import ScenarioError
 from loadgen.traces import read_trace
-from telemetry.clock import NANOSECONDS
+from telemetry.units import SECOND
 
 Flow = tuple[FlowNode, ...]
 
@@ -101,7 +101,7 @@ def _requests(
     prompts, outputs = _lengths(client, len(times), random, data)
     requests = [
         _with_objectives(
-            Request(int(time * NANOSECONDS), number, prompt, output),
+            Request(int(time * SECOND), number, prompt, output),
             client.objectives,
             random,
             profile,
@@ -156,7 +156,7 @@ def _replayed(
     )
     requests = [
         _with_objectives(
-            Request(int(time * NANOSECONDS), number[client], prompt, output),
+            Request(int(time * SECOND), number[client], prompt, output),
             replay.objectives,
             random,
             profile,
@@ -174,15 +174,15 @@ def _with_objectives(
     first, completion = objectives.first_token, objectives.completion
     if first:
         chosen = first[int(random.integers(len(first)))]
-        deadline = request.arrival + int(chosen * NANOSECONDS)
+        deadline = request.arrival + int(chosen * SECOND)
         request = replace(request, first_token_deadline=deadline)
     if completion:
         chosen = completion[int(random.integers(len(completion)))]
-        request = replace(request, deadline=request.arrival + int(chosen * NANOSECONDS))
+        request = replace(request, deadline=request.arrival + int(chosen * SECOND))
     if objectives.completion_alone:
         seconds = objectives.completion_alone * time_alone(request.prompt, request.output, profile)
         seconds = max(objectives.completion_least, seconds)
-        request = replace(request, deadline=request.arrival + int(seconds * NANOSECONDS))
+        request = replace(request, deadline=request.arrival + int(seconds * SECOND))
     return request
 
 
@@ -194,4 +194,4 @@ def time_alone(prompt: int, output: int, profile: CostProfile) -> float:
     pairs = prompt * (prompt + 1) // 2
     first = profile.duration(StepShape(prefill_tokens=prompt, prefill_context=pairs))
     middle = StepShape(decode_sequences=1, context_tokens=prompt + output // 2)
-    return (first + (output - 1) * profile.duration(middle)) / NANOSECONDS
+    return (first + (output - 1) * profile.duration(middle)) / SECOND

@@ -1,6 +1,7 @@
 """Running estimates: how fast queued work drains, and what preempted work comes back beside."""
 
-SECOND = 1_000_000_000
+from telemetry.units import SECOND
+
 MOST_TIMES = 10.0  # what is usual, up to which a time is believed to be the work's
 MOVES_FADING = 0.98  # of what steps waited for, a step that moves
 COMPANY_WEIGHT = 0.02  # of a sequence that came back, in the means of what it came back beside

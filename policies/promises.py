@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-SECOND = 1_000_000_000
+from telemetry.units import SECOND
+
 SLACK = 64  # claimed places kept in the heap before they are swept out
 Path = tuple[str, ...]
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 from policies.estimates import MOST_TIMES
 from policies.step_time import StepWork
+from telemetry.units import SECOND
 
-SECOND = 1_000_000_000
 BELIEF = 10  # seconds for which a forecast is believed after a step like its own has run
 MOST_DOUBLED = 5  # times in a row that this is doubled for trials that were late
 NEVER = -(1 << 62)  # ns

@@ -3,8 +3,6 @@
 import time
 from typing import Protocol
 
-NANOSECONDS = 1_000_000_000
-
 
 class Clock(Protocol):
     """A source of monotonic and wall time, both in nanoseconds."""

@@ -21,7 +21,6 @@ from telemetry.admission_events import (
     SequenceDisplaced,
 )
 from telemetry.billing_events import ExternalServiceCharged, ServiceCharged
-from telemetry.clock import NANOSECONDS
 from telemetry.events import (
     CancelApplied,
     Event,
@@ -37,6 +36,7 @@ from telemetry.events import (
     StepPlanned,
 )
 from telemetry.measures import OTHER, CappedLabels, Counter, Gauge, Histogram, Measure
+from telemetry.units import SECOND
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -341,4 +341,4 @@ class _Families(Collector):
 
 
 def _seconds(nanoseconds: int) -> float:
-    return nanoseconds / NANOSECONDS
+    return nanoseconds / SECOND

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, TypeGuard
 
-from telemetry.clock import NANOSECONDS, Clock
+from telemetry.clock import Clock
+from telemetry.units import SECOND
 from tenants import keys
 from tenants.changes import Change
 from tenants.connection import RecordDamaged, StoreUnavailable
@@ -95,8 +96,8 @@ class Authenticator:
         self._store = store
         self._clock = clock
         self._known_away = known_away
-        self._ttl = round(ttl * NANOSECONDS)
-        self._stale = round(stale_if_error * NANOSECONDS)
+        self._ttl = round(ttl * SECOND)
+        self._stale = round(stale_if_error * SECOND)
         # Apart, so that a flood of invented keys pushes no real one out.
         self._known = _Cache(capacity)
         self._unknown = _Cache(capacity)
@@ -123,7 +124,7 @@ class Authenticator:
         if principal.key.disabled:
             raise AuthError(AuthReason.DISABLED)
         unix = principal.read_at + self._clock.now() - entry.checked
-        if principal.key.expired(unix // NANOSECONDS):
+        if principal.key.expired(unix // SECOND):
             raise AuthError(AuthReason.EXPIRED)
         if principal.tenant.disabled:
             raise AuthError(AuthReason.TENANT_DISABLED)
@@ -184,7 +185,7 @@ class Authenticator:
             return error
         except StoreUnavailable as error:
             self._away = error
-            self._away_until = self._clock.now() + round(_PAUSE_SECONDS * NANOSECONDS)
+            self._away_until = self._clock.now() + round(_PAUSE_SECONDS * SECOND)
             return error
         self._away = None
         if changes != self._changes:
@@ -200,7 +201,7 @@ class Authenticator:
     def _tell(self, public_id: str, error: RecordDamaged) -> None:
         now = self._clock.now()
         if now >= self._quiet_until:
-            self._quiet_until = now + round(_QUIET_SECONDS * NANOSECONDS)
+            self._quiet_until = now + round(_QUIET_SECONDS * SECOND)
             log.error("the key %s cannot be checked: %s", public_id, error)
 
 

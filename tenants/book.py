@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from telemetry.units import MILLISECOND
 from tenants.limits import Amounts, Limit
 from tenants.slices import Grant, Report, Slice
-
-MILLISECOND = 1_000_000  # ns
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
-from telemetry.clock import NANOSECONDS
+from telemetry.units import SECOND
 from tenants.book import Book, Reservation, Shortage
 from tenants.connection import StoreUnavailable
 from tenants.limits import Amounts, limits_of
@@ -142,4 +142,4 @@ class Entry:
 
 
 def ns(seconds: float) -> int:
-    return round(seconds * NANOSECONDS)
+    return round(seconds * SECOND)

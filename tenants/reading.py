@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from redis.exceptions import ResponseError
 
-from telemetry.clock import NANOSECONDS
+from telemetry.units import SECOND
 from tenants.connection import Connection, RecordDamaged
 from tenants.model import ApiKey, Tenant
 from tenants.records import NO_HASH, Faults, damaged_key, damaged_tenant, key_of, tenant_of
@@ -30,7 +30,7 @@ class Listing(Generic[T]):
 
 def unix_ns(seconds: str, microseconds: str) -> int:
     """What the store's clock says, in Unix nanoseconds."""
-    return int(seconds) * NANOSECONDS + int(microseconds) * 1000
+    return int(seconds) * SECOND + int(microseconds) * 1000
 
 
 async def tenant_record(connection: Connection, tenant_id: str) -> Record:

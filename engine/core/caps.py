@@ -13,13 +13,14 @@ from math import ceil
 from engine.core.commands import Submit
 from engine.core.displacing import displace, who_gives_way
 from engine.core.drainage import places_seconds, starts_at_once
-from engine.core.refusal import SECOND, UNKNOWN_WAIT, Refusal
+from engine.core.refusal import UNKNOWN_WAIT, Refusal
 from engine.core.sequence import Sequence
 from engine.core.state import KernelState
 from engine.core.waiting import Backlog
 from policies.fairness.tree import Flow
 from policies.promises import Tally
 from telemetry.events import Cause
+from telemetry.units import SECOND
 
 MOST_DISPLACED = 8  # by one arrival
 HALF = 0.5  # of what a queue may hold, to which promises may leave it empty

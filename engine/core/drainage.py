@@ -9,8 +9,8 @@ from engine.core.state import KernelState
 from engine.core.waiting import Backlog
 from policies.drain import Level, drained_by
 from policies.fairness.tree import Flow
+from telemetry.units import SECOND
 
-SECOND = 1_000_000_000
 BELIEF = 5.0  # seconds' worth of belief in the fluid
 
 

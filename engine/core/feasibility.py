@@ -6,7 +6,7 @@ import numpy as np
 
 from engine.core.commands import Submit
 from engine.core.drainage import start_seconds
-from engine.core.refusal import SECOND, Refusal
+from engine.core.refusal import Refusal
 from engine.core.sequence import Sequence
 from engine.core.state import KernelState
 from engine.core.urgency import watch
@@ -26,6 +26,7 @@ from policies.drain import Level, drained_by
 from policies.fairness.tree import Flow
 from telemetry.admission_events import DeadlineInfeasible
 from telemetry.events import Cause
+from telemetry.units import SECOND
 from tenants.choices import OnInfeasible
 
 NEARLY_ALL = 0.99  # of outputs are no longer than what is thought to be possible

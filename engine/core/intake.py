@@ -16,7 +16,7 @@ from engine.core.commands import (
 from engine.core.feasibility import cost_of, judge, note_load, watch_newcomer
 from engine.core.outputs import Finished
 from engine.core.promise_desk import book, claim, standing
-from engine.core.refusal import SECOND, UNKNOWN_WAIT, Refusal
+from engine.core.refusal import UNKNOWN_WAIT, Refusal
 from engine.core.sequence import Group, Sequence, State
 from engine.core.state import KernelState
 from policies.admission import Verdict
@@ -26,6 +26,7 @@ from telemetry.events import (
     SequenceArrived,
     SequenceRefused,
 )
+from telemetry.units import SECOND
 from tenants.choices import OnExpiry, OnInfeasible
 
 

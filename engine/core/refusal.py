@@ -2,8 +2,8 @@
 
 from policies.admission import Forecast
 from telemetry.events import Cause
+from telemetry.units import SECOND
 
-SECOND = 1_000_000_000
 UNKNOWN_WAIT = SECOND  # told to callers before any step was measured
 
 

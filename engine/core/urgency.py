@@ -7,8 +7,8 @@ from engine.core.preempt import preempt
 from engine.core.sequence import Sequence, State
 from engine.core.state import SLACK, KernelState
 from telemetry.events import Cause, PreemptReason
+from telemetry.units import SECOND
 
-SECOND = 1_000_000_000
 HORIZON = 4.0  # steps before their latest start from which on waiters are looked at
 
 

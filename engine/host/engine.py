@@ -17,9 +17,10 @@ from engine.core.pressure import Inquiry, Pressure
 from engine.host.command_log import CommandLogConfig
 from engine.host.generation import MAX_BUFFERED_TOKENS, Generation
 from engine.host.worker import AnyExecutor, Book, EngineState, EngineWorker, Load, keep_no_book
-from telemetry.clock import NANOSECONDS, Clock
+from telemetry.clock import Clock
 from telemetry.events import Cause, Event
 from telemetry.lineage import Lineage
+from telemetry.units import SECOND
 
 log = logging.getLogger("watermaster.engine")
 
@@ -211,7 +212,7 @@ class Engine:
         else:
             return None
         prompt = len(request.prompt)
-        return Finished(cause, prompt, 0, 0, detail, retry_after=NANOSECONDS, refused=True)
+        return Finished(cause, prompt, 0, 0, detail, retry_after=SECOND, refused=True)
 
     async def _until(self, *states: EngineState) -> None:
         while self._state not in states:

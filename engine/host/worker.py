@@ -18,8 +18,9 @@ from engine.core.outputs import OutputBatch
 from engine.core.pressure import Inquiry, Pressure
 from engine.core.scheduler import Scheduler
 from engine.host.command_log import CommandLog, CommandLogConfig
-from telemetry.clock import NANOSECONDS, Clock
+from telemetry.clock import Clock
 from telemetry.events import Event
+from telemetry.units import SECOND
 
 log = logging.getLogger("watermaster.engine")
 
@@ -208,7 +209,7 @@ class EngineWorker:
         now = self._clock.now()
         wakeup = self._scheduler.next_wakeup(now)
         if wakeup is not None:
-            timeout = min(timeout, max(0.0, (wakeup - now) / NANOSECONDS))
+            timeout = min(timeout, max(0.0, (wakeup - now) / SECOND))
         self._wake.wait(timeout)
         self._wake.clear()
 

@@ -65,7 +65,7 @@ async def _ensure(store: "Store", existing: dict[str, str]) -> dict[str, str]:
 
 
 async def _works(store: "Store", raw: str, tenant: str) -> bool:
-    from telemetry.clock import NANOSECONDS
+    from telemetry.units import SECOND
     from tenants.keys import matches, parse
 
     presented = parse(raw)
@@ -76,7 +76,7 @@ async def _works(store: "Store", raw: str, tenant: str) -> bool:
         and matches(presented, found.key.digest)
         and found.tenant.id == tenant
         and not found.key.revoked
-        and not found.key.expired(found.read_at // NANOSECONDS)
+        and not found.key.expired(found.read_at // SECOND)
     )
 
 

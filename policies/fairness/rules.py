@@ -14,9 +14,9 @@ from typing import Protocol
 from policies.fairness.config import FairnessConfig
 from policies.fairness.tree import Flow, FlowTree
 from policies.ordering import NEVER
+from telemetry.units import SECOND
 
 MINUTE = 60_000_000_000  # nanoseconds
-SECOND = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)

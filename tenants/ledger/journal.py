@@ -15,13 +15,14 @@ from collections.abc import Iterable, Mapping
 from errno import ENOSPC
 from pathlib import Path
 
-from telemetry.clock import NANOSECONDS, Clock
+from telemetry.clock import Clock
 from telemetry.events import Event
+from telemetry.units import SECOND
 from telemetry.usage import Account, Usage, UsageFold
 from tenants.ledger.frames import HEADER_BYTES, encode, encode_header
 
-HOUR = 3600 * NANOSECONDS
-RETRY = NANOSECONDS  # between attempts to write to a disk that takes nothing
+HOUR = 3600 * SECOND
+RETRY = SECOND  # between attempts to write to a disk that takes nothing
 SUFFIX = ".usage"
 
 log = logging.getLogger("watermaster.usage")

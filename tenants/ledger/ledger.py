@@ -15,8 +15,9 @@ from pathlib import Path
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 from tenacity.wait import wait_random_exponential
 
-from telemetry.clock import NANOSECONDS, Clock
+from telemetry.clock import Clock
 from telemetry.measures import Counter, Gauge, text_of
+from telemetry.units import SECOND
 from tenants.connection import StoreError, StoreUnavailable, cancelled
 from tenants.departed import Departed
 from tenants.ledger.damaged import prune
@@ -118,7 +119,7 @@ class Ledger:
         """How old the oldest usage is that may not be in the store."""
         if not self.pending_bytes:
             return 0.0
-        return (self._clock.now() - self._stored_at) / NANOSECONDS
+        return (self._clock.now() - self._stored_at) / SECOND
 
     @property
     def full(self) -> bool:

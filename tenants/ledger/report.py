@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 
-from telemetry.clock import NANOSECONDS
+from telemetry.units import SECOND
 from telemetry.usage import Usage
 from tenants.ledger.leftovers import COLUMNS
 from tenants.ledger.usage_store import UsageRow, UsageStore
+from tenants.prices import NANOS
 
 GROUPS = ("tenant", "key", "model", "day", "hour")
 HOUR = 3600  # seconds
@@ -61,12 +62,11 @@ class Line:
     def describe(self) -> dict[str, object]:
         """JSON-ready; device time in seconds, money in units of the operator's currency."""
         counts = {column: getattr(self.usage, column) for column in COLUMNS[:-1]}
-        seconds = self.usage.device_ns / NANOSECONDS
         return {
             **self.group,
             **counts,
-            "device_seconds": seconds,
-            "money": self.money_nanos / NANOSECONDS,
+            "device_seconds": self.usage.device_ns / SECOND,
+            "money": self.money_nanos / NANOS,
         }
 
 

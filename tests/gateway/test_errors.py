@@ -8,8 +8,7 @@ from gateway.errors import TABLE, ApiError, Reason, Retry
 from gateway.outcomes import FINISH_REASONS, from_finished
 from policies.admission import Forecast
 from telemetry.events import Cause
-
-SECOND = 1_000_000_000
+from telemetry.units import SECOND
 
 
 def rendered(error: ApiError) -> Rendered:

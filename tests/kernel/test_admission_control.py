@@ -22,9 +22,8 @@ from telemetry.events import (
     SequencePreempted,
     StepPlanned,
 )
+from telemetry.units import SECOND
 from tests.kernel.world import World, config
-
-SECOND = 1_000_000_000
 
 
 def kernel(

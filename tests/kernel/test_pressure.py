@@ -7,8 +7,9 @@ from engine.core.commands import FlowNode
 from engine.core.pressure import Inquiry, Pressure
 from policies.config import PolicyConfig
 from telemetry.events import Cause, SequenceAdmitted, SequenceEnded
+from telemetry.units import SECOND
 from tests.kernel.bursts import bursts
-from tests.kernel.test_admission_control import SECOND, backlog, cause, learned
+from tests.kernel.test_admission_control import backlog, cause, learned
 from tests.kernel.test_laws import ACTIONS, ARRIVALS, play
 from tests.kernel.world import World, config
 

@@ -10,10 +10,10 @@ from engine.core.preempt import pause
 from telemetry.admission_events import PromiseLapsed
 from telemetry.events import Cause, PreemptReason
 from telemetry.lineage import Lineage
+from telemetry.units import SECOND
 from tests.kernel.test_admission_control import learned
 from tests.kernel.world import World
 
-SECOND = 1_000_000_000
 CAP = 10  # places in a tenant's queue
 
 

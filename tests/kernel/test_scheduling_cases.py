@@ -21,10 +21,9 @@ from telemetry.events import (
     StepCommitted,
     StepPlanned,
 )
+from telemetry.units import SECOND
 from tests.kernel.memory import CheckingExecutor
 from tests.kernel.world import VOCABULARY, World, config
-
-SECOND = 1_000_000_000
 
 
 def fair(max_lag: float, **policy) -> PolicyConfig:

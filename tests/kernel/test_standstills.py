@@ -12,10 +12,10 @@ from engine.sim.profile import A10G_LLAMA2_7B, StepShape
 from policies.admission import AdmissionConfig
 from policies.promises import PromiseConfig
 from telemetry.events import StepCommitted
+from telemetry.units import SECOND
 from tests.kernel.test_admission_control import learned
 from tests.kernel.world import World
 
-SECOND = 1_000_000_000
 CAP = 8  # places in a tenant's queue
 
 

@@ -14,11 +14,11 @@ from policies.admission import AdmissionConfig
 from policies.trials import BELIEF
 from telemetry.admission_events import DeadlineInfeasible
 from telemetry.events import Cause
+from telemetry.units import SECOND
 from tests.kernel.test_admission_control import kernel, learned
 from tests.kernel.test_standstills import CAP, Machine
 from tests.kernel.world import World
 
-SECOND = 1_000_000_000
 STOP = 7
 IN_TIME = {Cause.LENGTH, Cause.STOP}
 

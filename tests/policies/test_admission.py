@@ -19,9 +19,9 @@ from policies.admission import (
     memory_over,
     planned_seconds,
 )
+from telemetry.units import SECOND
 from tenants.choices import OnInfeasible
 
-SECOND = 1_000_000_000
 # Starts in 2 s, first token in 3 s, ends in 13 s: 100 tokens of 0.1 s.
 FORECAST = Forecast(start=2.0, first_token=3.0, finish=13.0, token=0.1)
 

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.promises import SECOND, Promise, PromiseConfig, PromiseLedger, Tally
+from policies.promises import Promise, PromiseConfig, PromiseLedger, Tally
+from telemetry.units import SECOND
 
 A, B = ("a",), ("b",)
 

@@ -5,8 +5,8 @@ import pytest
 from policies.admission import Forecast, Wish, worth_a_trial
 from policies.step_time import StepWork
 from policies.trials import BELIEF, Trials
+from telemetry.units import SECOND
 
-SECOND = 1_000_000_000
 LATER = BELIEF * SECOND
 
 PROMPT = StepWork(prefill_tokens=400, prefill_context=80_000)

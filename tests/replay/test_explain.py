@@ -7,7 +7,6 @@ from engine.core.commands import Abort
 from engine.sim.profile import UNIT_TIME
 from policies.config import PolicyConfig
 from policies.fairness.config import FairnessConfig
-from telemetry.clock import NANOSECONDS
 from telemetry.events import (
     CallAnswered,
     CallSubmitted,
@@ -21,6 +20,7 @@ from telemetry.events import (
 )
 from telemetry.explain import ExplainFold, explain
 from telemetry.lineage import Lineage
+from telemetry.units import SECOND
 from telemetry.waterfall import Part, Waterfall
 from tests.kernel.world import World, config
 from tests.replay.histories import HISTORIES, KERNELS, Talk
@@ -89,8 +89,8 @@ def world(**changes) -> World:
 
 def seconds(waterfall: Waterfall) -> dict[Part, int]:
     """The parts that are not nothing."""
-    assert all(ns % NANOSECONDS == 0 for ns in waterfall.parts.values())
-    return {part: ns // NANOSECONDS for part, ns in waterfall.parts.items() if ns}
+    assert all(ns % SECOND == 0 for ns in waterfall.parts.values())
+    return {part: ns // SECOND for part, ns in waterfall.parts.items() if ns}
 
 
 def test_an_undisturbed_sequence_computes_all_the_time():
@@ -138,13 +138,13 @@ def test_what_arrives_during_a_step_waits_for_its_end():
     here = world(max_running=2)
     here.submit("a", 10, 3)
     here.step()
-    here.clock.advance(NANOSECONDS // 4)  # as if the second step were under way already
+    here.clock.advance(SECOND // 4)  # as if the second step were under way already
     (late,) = here.submit("b", 10, 1)
-    here.clock.advance(NANOSECONDS // 4)
+    here.clock.advance(SECOND // 4)
     here.run()
     parts = waterfalls(here.events)[late].parts
-    assert parts[Part.ROOM] == NANOSECONDS // 4
-    assert parts[Part.PREFILL] == NANOSECONDS
+    assert parts[Part.ROOM] == SECOND // 4
+    assert parts[Part.PREFILL] == SECOND
 
 
 def test_a_waiter_without_memory_waits_for_kv():
@@ -168,7 +168,7 @@ def test_a_chunked_prompt_is_interleaved_with_others():
     found = waterfalls(here.events)
     for number in (one, two):
         waterfall = found[number]
-        computing = sum_of(waterfall, Part.PREFILL) // NANOSECONDS
+        computing = sum_of(waterfall, Part.PREFILL) // SECOND
         assert computing == waterfall.steps
         assert sum_of(waterfall, Part.PREFILL, Part.INTERLEAVED, *QUEUE) == waterfall.latency
 
@@ -199,9 +199,9 @@ def test_a_place_taken_back_shows_as_what_it_cost(mode):
     assert {event.mode for event in taken} == {note.mode for note in waterfall.taken} == {mode}
     assert waterfall.times_taken == sum(e.sequence == waterfall.sequence for e in taken)
     lost = Part.PAUSED if mode is PreemptMode.PAUSE else Part.PREEMPTED
-    assert waterfall.parts[lost] >= NANOSECONDS
+    assert waterfall.parts[lost] >= SECOND
     # Computing again ends with a step that draws a token; moving KV makes a step a little longer.
-    computing = sum_of(waterfall, Part.PREFILL, Part.DECODE) // NANOSECONDS
+    computing = sum_of(waterfall, Part.PREFILL, Part.DECODE) // SECOND
     assert computing == (39 if mode is PreemptMode.RECOMPUTE else 40)
     assert sum(waterfall.parts.values()) == waterfall.latency
 

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 
 from engine.core.commands import Abort, Cancel
 from engine.sim.profile import UNIT_TIME
-from telemetry.clock import NANOSECONDS
 from telemetry.events import (
     CancelApplied,
     Cause,
@@ -18,6 +17,7 @@ from telemetry.events import (
 )
 from telemetry.lineage import Scope
 from telemetry.task_history import Told, tell
+from telemetry.units import SECOND
 from tests.kernel.world import World, config, won
 from tests.replay.histories import HISTORIES, KERNELS, Talk
 
@@ -82,7 +82,7 @@ def test_lag_is_what_was_computed_after_the_word_came():
     (winner,) = here.submit("a", 10, 5, attempt="a2")
     for _ in range(4):
         here.step()
-    half_a_step_ago = here.clock.now() - NANOSECONDS // 2
+    half_a_step_ago = here.clock.now() - SECOND // 2
     command = won("a", "task", "a2")
     here.apply(replace(command, received=half_a_step_ago))
     here.run()
@@ -98,7 +98,7 @@ def test_lag_counts_the_steps_in_flight_when_they_overlap():
     (number,) = here.submit("a", 10, 50)
     for _ in range(4):
         here.step()
-    word = here.clock.now() - NANOSECONDS // 2
+    word = here.clock.now() - SECOND // 2
     here.apply(Cancel(Scope("a", "task"), received=word))
     flying = here.scheduler.in_flight
     here.run()

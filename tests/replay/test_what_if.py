@@ -15,8 +15,8 @@ from loadgen.command_log import CommandLogFile
 from loadgen.replay import what_if
 from policies.config import PolicyConfig
 from policies.fairness.config import FairnessConfig
-from telemetry.clock import NANOSECONDS
 from telemetry.events import Cause
+from telemetry.units import SECOND
 from tests.kernel.world import config
 from tests.replay.histories import Talk
 from tests.replay.recorded import RecordedWorld
@@ -63,7 +63,7 @@ def test_step_times_are_those_of_the_log(tmp_path):
     world = RecordedWorld(config(max_running=4), profile=UNIT_TIME)
     world.submit("a", 30, 10)
     world.run()
-    world.clock.advance(500 * NANOSECONDS)  # idle, which is not the time of a step
+    world.clock.advance(500 * SECOND)  # idle, which is not the time of a step
     world.submit("a", 30, 10)
     world.run()
     found = what_if(world.log(tmp_path / "log"), FCFS)

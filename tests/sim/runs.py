@@ -9,7 +9,7 @@ from loadgen.simulation import Rules, Simulation
 from loadgen.workload import Request, Workload
 from policies.config import PolicyConfig
 from policies.fairness.config import FairnessConfig
-from telemetry.clock import NANOSECONDS
+from telemetry.units import SECOND
 
 FCFS = FairnessConfig(name="fcfs")
 NO_DATA = f"the public traces are not in {DEFAULT_DATA}"
@@ -37,7 +37,7 @@ def workload(rows: list[tuple[float, str, int, int]], **weights: float) -> Workl
     """Rows of (arrival in seconds, client, prompt tokens, output tokens)."""
     names = sorted({client for _, client, _, _ in rows})
     requests = [
-        Request(int(at * NANOSECONDS), names.index(client), prompt, output, origin=i)
+        Request(int(at * SECOND), names.index(client), prompt, output, origin=i)
         for i, (at, client, prompt, output) in enumerate(sorted(rows, key=lambda row: row[0]))
     ]
     flows = tuple((FlowNode(name, weights.get(name, 1.0)),) for name in names)

@@ -9,14 +9,14 @@ from loadgen.record import Fate, ServiceLog
 from loadgen.scenario import Windows
 from loadgen.workload import Request
 from policies.config import PolicyConfig
-from telemetry.clock import NANOSECONDS
 from telemetry.events import Cause
+from telemetry.units import SECOND
 from tests.sim.runs import FCFS, kernel, simulate
 
 
 def fate(client: int, arrival: float, first: float, end: float, prompt: int, output: int) -> Fate:
     def at(seconds: float) -> int:
-        return int(seconds * NANOSECONDS)
+        return int(seconds * SECOND)
 
     request = Request(at(arrival), client, prompt, output)
     return Fate(
@@ -122,7 +122,7 @@ def test_a_run_of_one_slot_in_arrival_order_by_hand():
     assert found.service[:, 1].tolist() == [0, 0, 0, 0, 0, 3, 5]
     assert found.backlogs == (((0, 2),), ((0, 4),))
     assert service_gap(found).value == 5.0
-    assert found.served(0, 4 * NANOSECONDS).tolist() == [10, 0]
+    assert found.served(0, 4 * SECOND).tolist() == [10, 0]
 
 
 def test_weights_divide_service():

@@ -9,7 +9,7 @@ from engine.sim.profile import UNIT_TIME
 from loadgen.data import DEFAULT_DATA
 from loadgen.simulation import Rules
 from policies.config import PolicyConfig
-from telemetry.clock import NANOSECONDS
+from telemetry.units import SECOND
 from tests.sim.runs import FCFS, NO_DATA, kernel, simulate
 
 FILE = DEFAULT_DATA / "golden_schedules.json"
@@ -33,7 +33,7 @@ def completion(simulation) -> dict[str, float]:
     """Seconds, which are steps, by name."""
     flows = simulation.workload.flows
     return {
-        flows[fate.request.client][0].name: fate.ended / NANOSECONDS
+        flows[fate.request.client][0].name: fate.ended / SECOND
         for fate in simulation.recorder.fates.values()
     }
 
@@ -76,7 +76,7 @@ def test_continuous_over_static_slot_use_is_the_harmonic_number(slots, batches, 
     for mode, steps in (("static", int(lengths.max(axis=1).sum())), ("continuous", batches * 32)):
         policy = PolicyConfig(fairness=FCFS, batching=mode)
         config = kernel(policy, max_running=slots, max_step_tokens=slots + 1, num_blocks=1_000_000)
-        rules = Rules(until=steps * NANOSECONDS)  # before a continuous batch starts to drain
+        rules = Rules(until=steps * SECOND)  # before a continuous batch starts to drain
         totals = simulate(rows, config, profile=UNIT_TIME, rules=rules).recorder.totals
         assert totals.steps == steps
         use[mode] = totals.output_tokens / (totals.steps * slots)

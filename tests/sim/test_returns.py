@@ -14,11 +14,10 @@ from loadgen.simulation import Rules, Simulation
 from loadgen.sweep import Cell, Run
 from loadgen.workload import Request
 from policies.config import PolicyConfig
-from telemetry.clock import NANOSECONDS
 from telemetry.events import Cause, Event, SequenceArrived
+from telemetry.units import SECOND
 from tests.sim.runs import FCFS, kernel, workload
 
-SECOND = NANOSECONDS
 SHORT = {"max_running": 1, "tenant_queued_requests": 1}
 
 

@@ -17,7 +17,7 @@ from loadgen.tables import ScenarioError, build
 from loadgen.traces import read_trace
 from loadgen.workload import make_workload, time_alone
 from policies.config import PolicyConfig
-from telemetry.clock import NANOSECONDS
+from telemetry.units import SECOND
 from tests.sim.runs import NO_DATA
 
 needs_data = pytest.mark.skipif(not DEFAULT_DATA.is_dir(), reason=NO_DATA)
@@ -270,8 +270,8 @@ def test_objectives_become_absolute_deadlines():
     loaded = scenario(clients=[CLIENT | {"objectives": objectives}], duration=100.0)
     found = make_workload(loaded, 0, 1.0, DataFolder(), A10G_LLAMA2_7B)
     after = {r.first_token_deadline - r.arrival for r in found.requests}
-    assert after == {NANOSECONDS, 4 * NANOSECONDS}
-    assert {r.deadline - r.arrival for r in found.requests} == {5 * NANOSECONDS}
+    assert after == {SECOND, 4 * SECOND}
+    assert {r.deadline - r.arrival for r in found.requests} == {5 * SECOND}
 
 
 def test_time_alone_is_the_prefill_and_the_decodes_one_after_the_other():

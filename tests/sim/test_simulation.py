@@ -9,8 +9,8 @@ from loadgen.simulation import Rules, Simulation, StuckError
 from loadgen.workload import Request, Workload
 from policies.admission import AdmissionConfig
 from policies.config import PolicyConfig
-from telemetry.clock import NANOSECONDS
 from telemetry.events import Cause, StepPlanned
+from telemetry.units import SECOND
 from tests.sim.runs import FCFS, kernel, simulate, workload
 
 
@@ -20,16 +20,16 @@ def fates(simulation: Simulation) -> list[Fate]:
 
 def test_latency_counts_from_the_real_arrival_though_the_kernel_learns_of_it_at_a_step_boundary():
     first, second = fates(simulate([(0.0, "a", 1, 5), (1.25, "a", 1, 2)], profile=UNIT_TIME))
-    assert first.ended == 5 * NANOSECONDS
-    assert second.request.arrival == 1.25 * NANOSECONDS
-    assert second.arrived == 2 * NANOSECONDS
-    assert second.first_token == 3 * NANOSECONDS
+    assert first.ended == 5 * SECOND
+    assert second.request.arrival == 1.25 * SECOND
+    assert second.arrived == 2 * SECOND
+    assert second.first_token == 3 * SECOND
 
 
 def test_the_clock_jumps_over_idle_time():
     early, late = fates(simulate([(0.5, "a", 1, 2), (1000.25, "b", 1, 1)], profile=UNIT_TIME))
-    assert early.arrived == 0.5 * NANOSECONDS
-    assert (late.arrived, late.ended) == (1000.25 * NANOSECONDS, 1001.25 * NANOSECONDS)
+    assert early.arrived == 0.5 * SECOND
+    assert (late.arrived, late.ended) == (1000.25 * SECOND, 1001.25 * SECOND)
 
 
 @pytest.mark.parametrize("lengths", ["declared", "unknown"])
@@ -55,10 +55,8 @@ def test_the_published_profile_gives_the_hand_computed_time():
 
 
 def test_a_run_may_stop_before_all_is_done():
-    simulation = simulate(
-        [(0.0, "a", 1, 50)], profile=UNIT_TIME, rules=Rules(until=10 * NANOSECONDS)
-    )
-    assert simulation.clock.now() == 10 * NANOSECONDS
+    simulation = simulate([(0.0, "a", 1, 50)], profile=UNIT_TIME, rules=Rules(until=10 * SECOND))
+    assert simulation.clock.now() == 10 * SECOND
     assert fates(simulation)[0].ended is None
 
 
@@ -75,7 +73,7 @@ def test_the_same_seed_gives_the_same_run_and_every_event_is_watched():
 def test_deadlines_are_absolute_and_end_waiting_work():
     requests = (
         Request(0, 0, 1, 10),
-        Request(0, 0, 1, 1, first_token_deadline=int(4.5 * NANOSECONDS), origin=1),
+        Request(0, 0, 1, 1, first_token_deadline=int(4.5 * SECOND), origin=1),
     )
     flows = workload([(0, "a", 1, 1)]).flows
     lenient = AdmissionConfig(mode="accept", drop_hopeless=False)
@@ -85,7 +83,7 @@ def test_deadlines_are_absolute_and_end_waiting_work():
     simulation.run()
     late = fates(simulation)[1]
     assert late.first_token is None
-    assert (late.cause, late.ended) == (Cause.FIRST_TOKEN_DEADLINE, 5 * NANOSECONDS)
+    assert (late.cause, late.ended) == (Cause.FIRST_TOKEN_DEADLINE, 5 * SECOND)
 
 
 def test_a_refused_request_returns_once_at_the_hint():

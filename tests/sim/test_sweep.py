@@ -17,8 +17,8 @@ from loadgen.scenario import load_scenario
 from loadgen.sweep import Cell, Run, cells, run_grid
 from loadgen.tables import ScenarioError
 from loadgen.workload import Request
-from telemetry.clock import NANOSECONDS
 from telemetry.events import Cause
+from telemetry.units import SECOND
 
 TEXT = """
 title = "Two small clients"
@@ -141,8 +141,8 @@ def test_goodput_is_told_as_a_ratio_to_the_baseline():
 
 
 def request_fate(deadline: float | None, first: float | None, **fields) -> Fate:
-    at = None if deadline is None else int(deadline * NANOSECONDS)
-    first_token = None if first is None else int(first * NANOSECONDS)
+    at = None if deadline is None else int(deadline * SECOND)
+    first_token = None if first is None else int(first * SECOND)
     return Fate(Request(0, 0, 1, 1, first_token_deadline=at), first_token=first_token, **fields)
 
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from telemetry.clock import NANOSECONDS, VirtualClock
+from telemetry.clock import VirtualClock
+from telemetry.units import SECOND
 from tenants.auth import Authenticator, AuthError, AuthReason
 from tenants.connection import Connection, StoreUnavailable
 from tenants.keys import new_key
@@ -43,7 +44,7 @@ class Watched:
 
 class World:
     def __init__(self, store: Store, raw: str, **options: float) -> None:
-        self.clock = VirtualClock(start=START, epoch=WALL * NANOSECONDS)
+        self.clock = VirtualClock(start=START, epoch=WALL * SECOND)
         self.watched = Watched(store, self.clock)
         self.known_away = False
         away = lambda: self.known_away  # noqa: E731
@@ -51,7 +52,7 @@ class World:
         self.raw = raw
 
     def wait(self, seconds: float) -> None:
-        self.clock.advance(round(seconds * NANOSECONDS))
+        self.clock.advance(round(seconds * SECOND))
 
     async def reason(self, raw: str | None) -> AuthReason:
         with pytest.raises(AuthError) as caught:

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telemetry.clock import NANOSECONDS, Clock, SystemClock, VirtualClock
+from telemetry.clock import Clock, SystemClock, VirtualClock
+from telemetry.units import SECOND
 from telemetry.usage import Account, Usage
 from tenants.connection import Connection, RecordDamaged, StoreError, StoreUnavailable
 from tenants.embedded import EmbeddedValkey
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.anyio
 GOLD = Account("gold", "0123456789ab")
 BRONZE = Account("bronze", "ba9876543210")
 CLOCK = SystemClock()
-NOW = CLOCK.wall() // NANOSECONDS
+NOW = CLOCK.wall() // SECOND
 EVER = Question(NOW - 86_400, NOW + 86_400, by=("tenant",))
 
 
@@ -265,7 +266,7 @@ async def test_a_disk_that_takes_nothing_is_said_and_nothing_is_lost(
     assert journal.failing
     assert book.full
     assert book.describe()["state"] == "in memory"
-    clock.advance(2 * NANOSECONDS)
+    clock.advance(2 * SECOND)
     journal.append({GOLD: Usage(output_tokens=1)})
     assert not journal.failing
     await book.flush()
