@@ -17,7 +17,6 @@ import uvloop
 
 from engine.host.command_log import CommandLogConfig
 from engine.host.engine import Engine, HostConfig
-from engine.host.registry import EngineRegistry
 from engine.runtime.text.codec import TextCodec
 from gateway import heap, logs
 from gateway.app import build_app
@@ -93,9 +92,7 @@ async def _serve(
     settings: Settings, gateway: Gateway, signals: Signals, listener: socket.socket
 ) -> int:
     models = list(gateway.models.values())
-    engines = EngineRegistry()
-    for model in models:
-        engines.add(model.engine)
+    engines = [model.engine for model in models]
     http = _http_server(settings.server, gateway)
     serving = asyncio.create_task(http.serve([listener]))
     for engine in engines:

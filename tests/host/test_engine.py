@@ -13,7 +13,6 @@ from engine.core.commands import Cancel, FlowNode
 from engine.core.config import KernelConfig
 from engine.core.plan import Sampling
 from engine.host.engine import Engine, GenerationRequest, HostConfig
-from engine.host.registry import EngineRegistry
 from engine.host.worker import EngineState
 from engine.sim.executor import SimExecutor, counting_tokens
 from engine.sim.profile import A10G_LLAMA2_7B
@@ -401,21 +400,6 @@ def test_the_hand_off_is_one_call_a_step():
         await engine.stop(1)
 
     run(scenario())
-
-
-def test_the_registry_keeps_one_engine_a_model():
-    registry = EngineRegistry()
-
-    async def scenario():
-        engine, _ = build()
-        registry.add(engine)
-        with pytest.raises(ValueError, match="served already"):
-            registry.add(engine)
-
-    run(scenario())
-    assert registry.get("sim") is next(iter(registry))
-    assert registry.get("other") is None
-    assert len(registry) == 1
 
 
 def test_usage_is_written_down_before_anybody_is_handed_what_it_counts():
