@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from urllib.parse import quote
 
+from tenants.locks import try_lock
+
 _SOCKET_PATH_BYTES = 103  # the shortest limit among the systems served, without the final zero
 _START_SECONDS = 30.0  # a large append-only file takes a while to load
 _STOP_SECONDS = 30.0
@@ -69,7 +71,7 @@ class EmbeddedValkey:
         if self._users is None:
             return
         try:
-            if _try_lock(self._users, fcntl.LOCK_EX):
+            if try_lock(self._users, fcntl.LOCK_EX):
                 self._shut_down()
         finally:
             self._leave()
@@ -79,7 +81,7 @@ class EmbeddedValkey:
         while not _answers(path):
             lock = _open_lock(self._data / "server.lock")
             try:
-                if _try_lock(lock, fcntl.LOCK_EX):  # no server lives
+                if try_lock(lock):  # no server lives
                     if started:
                         raise EmbeddedStoreError(f"the store ended at once: {self._last_words()}")
                     path.unlink(missing_ok=True)  # a killed server leaves its socket behind
@@ -230,17 +232,9 @@ def _open_lock(path: Path) -> int:
         raise EmbeddedStoreError(f"{path} cannot be opened: {error.strerror}") from error
 
 
-def _try_lock(lock: int, kind: int) -> bool:
-    try:
-        fcntl.flock(lock, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _acquire(lock: int, kind: int, deadline: float) -> bool:
     """Wait for a lock until `deadline` (seconds, monotonic); whether it was got."""
-    while not _try_lock(lock, kind):
+    while not try_lock(lock, kind):
         if time.monotonic() > deadline:
             return False
         time.sleep(_POLL_SECONDS)

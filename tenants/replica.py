@@ -5,12 +5,13 @@ knows that its former holder is dead, and takes its leases over at once instead 
 to expire.
 """
 
-import fcntl
 import logging
 import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
+
+from tenants.locks import try_lock
 
 _PLACES = 64  # processes that share a folder
 _PLACE_LENGTH = 17
@@ -71,10 +72,7 @@ def _left_by(path: Path) -> str:
     """Who had a place that is free; nothing for one that is taken."""
     file = os.open(path, os.O_RDONLY)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        name = os.read(file, 64).decode("ascii", "replace")
-    except BlockingIOError:
-        return ""
+        name = os.read(file, 64).decode("ascii", "replace") if try_lock(file) else ""
     finally:
         os.close(file)
     return name if len(name) > _PLACE_LENGTH else ""
@@ -86,9 +84,7 @@ def _take(path: Path) -> Replica | None:
     and its name is in it.
     """
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not try_lock(file):
         os.close(file)
         return None
     place = os.read(file, _PLACE_LENGTH).decode("ascii", "replace")

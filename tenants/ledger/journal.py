@@ -5,7 +5,6 @@ process ends, so whoever gets the lock of a file knows that nothing is added to 
 that has grown long is left to whoever brings usage into the store, and another one is begun.
 """
 
-import fcntl
 import logging
 import os
 import secrets
@@ -20,6 +19,7 @@ from telemetry.events import Event
 from telemetry.units import SECOND
 from telemetry.usage import Account, Usage, UsageFold
 from tenants.ledger.frames import HEADER_BYTES, encode, encode_header
+from tenants.locks import try_lock
 
 HOUR = 3600 * SECOND
 RETRY = SECOND  # between attempts to write to a disk that takes nothing
@@ -145,7 +145,7 @@ class Journal:
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
             try:
                 # Somebody may have taken it for a dead one's before it was locked.
-                if locked(file) and os.fstat(file).st_nlink:
+                if try_lock(file) and os.fstat(file).st_nlink:
                     os.write(file, encode_header(file_id, self.model, self._writer))
                     self.live = (file_id, HEADER_BYTES)
                     return file
@@ -154,12 +154,3 @@ class Journal:
                 path.unlink(missing_ok=True)
                 raise
             os.close(file)
-
-
-def locked(file: int) -> bool:
-    """Lock an open file; False when somebody else has."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

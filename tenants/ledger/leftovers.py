@@ -19,7 +19,8 @@ from tenants.ledger.frames import (
     decode,
     decode_header,
 )
-from tenants.ledger.journal import SUFFIX, locked
+from tenants.ledger.journal import SUFFIX
+from tenants.locks import try_lock
 
 CHUNK = 1 << 20  # bytes read at a time
 ROWS = 2000  # after which a stretch ends
@@ -101,7 +102,7 @@ def claimed(folder: Path, file_id: str) -> Iterator[Source | None]:
         yield None
         return
     try:
-        yield _source(path, file) if locked(file) else None
+        yield _source(path, file) if try_lock(file) else None
     finally:
         os.close(file)
 
