@@ -4,42 +4,29 @@ import json
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
-from itertools import islice
 from threading import Lock
 
 from telemetry.events import Event
 
 
 class EventLog:
-    """The last `capacity` events, of which `dropped` older ones have made room.
-
-    Any thread may add and any thread may read.
-    """
+    """The last `capacity` events. Any thread may add and any thread may read."""
 
     def __init__(self, capacity: int) -> None:
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1, not {capacity}")
         self._events: deque[Event] = deque(maxlen=capacity)
-        self._added = 0
         self._lock = Lock()
 
     def extend(self, events: Iterable[Event]) -> None:
         batch = tuple(events)
         with self._lock:
             self._events.extend(batch)
-            self._added += len(batch)
 
-    def snapshot(self, last: int | None = None) -> tuple[Event, ...]:
-        """The kept events, the oldest first; at most the `last` of them."""
+    def snapshot(self) -> tuple[Event, ...]:
+        """The kept events, the oldest first."""
         with self._lock:
-            kept = len(self._events)
-            skipped = 0 if last is None else max(0, kept - last)
-            return tuple(islice(self._events, skipped, None))
-
-    @property
-    def dropped(self) -> int:
-        with self._lock:
-            return self._added - len(self._events)
+            return tuple(self._events)
 
 
 def encode(event: Event) -> bytes:

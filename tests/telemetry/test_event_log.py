@@ -25,25 +25,14 @@ def lifted(now: int) -> FlowLifted:
     return FlowLifted(now, ("gold",), 0.0, 1.0)
 
 
-def test_keeps_the_last_events_and_counts_the_rest() -> None:
+def test_keeps_the_last_events() -> None:
     log = EventLog(3)
     log.extend([lifted(1), lifted(2)])
     assert log.snapshot() == (lifted(1), lifted(2))
-    assert log.dropped == 0
     log.extend(lifted(now) for now in (3, 4))
     assert log.snapshot() == (lifted(2), lifted(3), lifted(4))
-    assert log.dropped == 1
     log.extend(map(lifted, range(10, 20)))
     assert log.snapshot() == (lifted(17), lifted(18), lifted(19))
-    assert log.dropped == 11
-
-
-def test_gives_the_last_few() -> None:
-    log = EventLog(3)
-    log.extend(map(lifted, range(3)))
-    assert log.snapshot(2) == (lifted(1), lifted(2))
-    assert log.snapshot(0) == ()
-    assert log.snapshot(9) == (lifted(0), lifted(1), lifted(2))
 
 
 def test_refuses_no_capacity() -> None:
@@ -52,19 +41,20 @@ def test_refuses_no_capacity() -> None:
 
 
 def test_threads_lose_nothing() -> None:
-    log = EventLog(100)
+    log = EventLog(8000)
 
     def add() -> None:
         for now in range(2000):
             log.extend([lifted(now)])
-            log.snapshot(1)
+            if now % 100 == 0:
+                log.snapshot()
 
     threads = [Thread(target=add) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert log.dropped + len(log.snapshot()) == 8000
+    assert len(log.snapshot()) == 8000
 
 
 def test_a_line_names_the_type_and_sorts_the_fields() -> None:
