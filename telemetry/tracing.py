@@ -73,11 +73,6 @@ class RequestTrace:
     def follow(self, sequences: Sequence[int]) -> None:
         """Take the engine's times from the events of these sequences, choice by choice."""
 
-    def engine_times(
-        self, choice: int, arrived: int, admitted: int | None, first_token: int | None, ended: int
-    ) -> None:
-        """Add the spans of one choice; times are monotonic ns, None for what never came."""
-
     def finish(
         self,
         status: int,
@@ -227,6 +222,7 @@ class _RecordedTrace(RequestTrace):
     def engine_times(
         self, choice: int, arrived: int, admitted: int | None, first_token: int | None, ended: int
     ) -> None:
+        """Add the spans of one choice; times are monotonic ns, None for what never came."""
         self.handed_over(arrived)
         self._child("engine queue", arrived, ended if admitted is None else admitted, choice)
         if admitted is not None:
