@@ -7,7 +7,7 @@ duration divided among the token positions it computed, to the nanosecond.
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from telemetry.billing_events import Repeat, ServiceCharged
@@ -49,6 +49,13 @@ class Usage:
     rework_tokens: int = 0
     device_ns: int = 0
 
+    def add(self, more: "Usage") -> None:
+        """Count what `more` counts, too."""
+        for column in COLUMNS:
+            setattr(self, column, getattr(self, column) + getattr(more, column))
+
+
+COLUMNS = tuple(column.name for column in fields(Usage))
 
 Used = dict[Account, Usage]
 

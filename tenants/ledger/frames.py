@@ -10,10 +10,10 @@ handed out.
 import struct
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from operator import attrgetter
 
-from telemetry.usage import Account, Usage
+from telemetry.usage import COLUMNS, Account, Usage
 
 _FILE_MAGIC = b"watermaster-us-1"
 _ANY_VERSION = b"watermaster-us-"
@@ -21,7 +21,7 @@ _HEADER = struct.Struct("<16s16s924s64sI")  # magic, file id, model, writer, CRC
 _HEAD = struct.Struct("<4sIII")  # magic, rows, hour, CRC-32
 _MAGIC = b"WMuf"
 _ROW = struct.Struct("<64s20s7iq")  # tenant, key, counts of tokens and requests, device ns
-_counts = attrgetter(*(column.name for column in fields(Usage)))
+_counts = attrgetter(*COLUMNS)
 HEADER_BYTES = _HEADER.size
 MODEL_BYTES = 924
 

@@ -5,7 +5,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -24,8 +24,6 @@ from tenants.locks import try_lock
 
 CHUNK = 1 << 20  # bytes read at a time
 ROWS = 2000  # after which a stretch ends
-
-COLUMNS = tuple(column.name for column in fields(Usage))
 
 log = logging.getLogger("watermaster.usage")
 
@@ -163,15 +161,10 @@ def read(source: Source, at: int) -> Stretch:
     stretch = Stretch(at)
     for frame in decoded.frames:
         for account, usage in frame.used.items():
-            _add(stretch.sums[Slot(*account, frame.hour)], usage)
+            stretch.sums[Slot(*account, frame.hour)].add(usage)
         stretch.end = frame.end
         if len(stretch.sums) >= ROWS:
             break
     if decoded.damaged:
         log.error("%d bytes of usage journal %s are damaged", decoded.damaged, source.file_id)
     return stretch
-
-
-def _add(total: Usage, usage: Usage) -> None:
-    for column in COLUMNS:
-        setattr(total, column, getattr(total, column) + getattr(usage, column))

@@ -8,8 +8,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 
 from telemetry.units import SECOND
-from telemetry.usage import Usage
-from tenants.ledger.leftovers import COLUMNS
+from telemetry.usage import COLUMNS, Usage
 from tenants.ledger.usage_store import UsageRow, UsageStore
 from tenants.prices import NANOS
 
@@ -139,8 +138,7 @@ def _asked(question: Question, row: UsageRow) -> bool:
 def _add(lines: dict[tuple[str, ...], Line], by: Sequence[str], row: UsageRow) -> None:
     group = _group(row, by)
     line = lines.setdefault(tuple(group.values()), Line(group))
-    for column in COLUMNS:
-        setattr(line.usage, column, getattr(line.usage, column) + getattr(row.usage, column))
+    line.usage.add(row.usage)
     line.money_nanos += row.money_nanos
 
 

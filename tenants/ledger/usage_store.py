@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 
 import orjson
 
-from telemetry.usage import Account, Usage
+from telemetry.usage import COLUMNS, Account, Usage
 from tenants.connection import Connection, RecordDamaged
-from tenants.ledger.leftovers import COLUMNS, Slot, Source, Stretch
+from tenants.ledger.leftovers import Slot, Source, Stretch
 from tenants.ledger.spending import spending
 from tenants.prices import Price
 from tenants.reading import Record
