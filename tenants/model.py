@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from telemetry.secrets import holds_key
 from tenants.choices import AUTO
-from tenants.settings import SETTINGS, InvalidRecord
+from tenants.settings import SETTINGS, InvalidRecord, Kind, Setting
 
 __all__ = ["INFERENCE", "READ", "SCOPES", "ApiKey", "InvalidRecord", "Principal", "Tenant"]
 
@@ -18,7 +18,8 @@ TENANT_PATTERN = "[a-z0-9][a-z0-9._-]{0,62}"
 _TENANT_ID = re.compile(TENANT_PATTERN)
 _MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,199}")
 _RESERVED = frozenset({"other"})  # the metrics' label for tenants beyond their cap
-_MAX_COUNT = 10**12
+_EXPIRES = Setting("expires", Kind.COUNT, "The end of a key, in Unix seconds.")
+_DISABLED = Setting("disabled", Kind.FLAG, "Whether a key is refused for now.", required=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +96,8 @@ class ApiKey:
         for model in sorted(self.models):
             if not _MODEL_ID.fullmatch(model) or holds_key(model):
                 raise InvalidRecord("models", f"{model!r} is not a model id")
-        _check_count("expires", self.expires)
-        if not isinstance(self.disabled, bool):
-            raise InvalidRecord("disabled", f"disabled must be true or false, not {self.disabled}")
+        _EXPIRES.check(self.expires)
+        _DISABLED.check(self.disabled)
 
     def expired(self, now: int) -> bool:
         """Whether the key has expired at `now` (Unix seconds)."""
@@ -164,15 +164,6 @@ def models_of(names: Iterable[str]) -> frozenset[str]:
 
 # What a key has sets of, and how one that is asked for is read.
 KEY_SETS: dict[str, Callable[..., frozenset[str]]] = {"scopes": frozenset, "models": models_of}
-
-
-def _check_count(name: str, value: int | None) -> None:
-    if value is None:
-        return
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MAX_COUNT:
-        raise InvalidRecord(
-            name, f"{name} must be a whole number from 1 to {_MAX_COUNT}, not {value!r}"
-        )
 
 
 def _check_ordered(tenant: Tenant, default: str, ceiling: str) -> None:

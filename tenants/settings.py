@@ -92,18 +92,19 @@ def _check_weight(value: Any, _: tuple[str, ...]) -> str:
     return f"must be a number from {_MIN_WEIGHT} to {_MAX_WEIGHT:.0f}"
 
 
-def _check_count(value: Any, _: tuple[str, ...]) -> str:
+def _check_whole(value: Any, most: int) -> str:
     whole = isinstance(value, int) and not isinstance(value, bool)
-    if whole and 1 <= value <= _MAX_COUNT:
+    if whole and 1 <= value <= most:
         return ""
-    return f"must be a whole number from 1 to {_MAX_COUNT}, not {value!r}"
+    return f"must be a whole number from 1 to {most}, not {value!r}"
+
+
+def _check_count(value: Any, _: tuple[str, ...]) -> str:
+    return _check_whole(value, _MAX_COUNT)
 
 
 def _check_priority(value: Any, _: tuple[str, ...]) -> str:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if whole and 1 <= value <= _MAX_PRIORITY:
-        return ""
-    return f"must be a whole number from 1 to {_MAX_PRIORITY}, not {value!r}"
+    return _check_whole(value, _MAX_PRIORITY)
 
 
 def _check_money(value: Any, _: tuple[str, ...]) -> str:
