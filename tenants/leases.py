@@ -90,12 +90,10 @@ class Leases:
         if entry.book.unknown:
             await self._ask(entry, {}, now)
 
-    def settle(self, reservation: Reservation, used: Amounts) -> bool:
-        """Give back what was not used; False if that was done before."""
-        settled = reservation.settle(used)
-        if settled:
+    def settle(self, reservation: Reservation, used: Amounts) -> None:
+        """Give back what was not used, unless that was done before."""
+        if reservation.settle(used):
             self._wake_in(REPORT)
-        return settled
 
     async def run(self) -> None:
         """Keep the store told, for ever; cancel it to end."""
