@@ -111,7 +111,9 @@ class Backpressure:
             wait = TABLE[Reason.ENGINE_NOT_READY].wait_ms
             return {"model": model.id, "state": state, "retry_after_ms": wait}
         full = None if told.retry_after is None else -(-told.retry_after // MILLISECOND)
-        open_calls = tenant.concurrency or gateway.limits.max_tenant_requests
+        open_calls = gateway.limits.max_tenant_requests
+        if tenant.concurrency is not None:
+            open_calls = min(open_calls, tenant.concurrency)
         return {
             "model": model.id,
             "state": state,

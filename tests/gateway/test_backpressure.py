@@ -134,6 +134,16 @@ def test_silence_is_filled_with_comments(server):
         assert next(lines) == ": keep-alive"
 
 
+@pytest.mark.parametrize(("own", "told"), [(None, 3), (2, 2), (7, 3)])
+def test_no_more_can_run_than_may_be_open(server, own, told):
+    """The batch has eight places."""
+    server.tighten(max_tenant_requests=3)
+    name = f"open-{own or 0}"
+    server.on_loop(lambda store: store.create_tenant(Tenant(name, concurrency=own)))
+    server.keys[name] = server.on_loop(lambda store: store.create_key(name)).raw
+    assert model_state(server, name)["feasible_parallelism"] == told
+
+
 def test_a_window_that_passes_is_no_change(server):
     server.tighten(keepalive=0.7)  # longer than it is from one look to the next
     server.on_loop(lambda store: store.create_tenant(Tenant("daily", tokens_per_day=100_000)))
