@@ -8,6 +8,7 @@ from typing import Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from gateway.config_load import Loaded, sections, variables
+from telemetry.secrets import masked
 
 _INTRODUCTION = """\
 # Configuration
@@ -67,9 +68,10 @@ def effective(loaded: Loaded) -> dict[str, dict[str, object]]:
 
 
 def hide_password(url: str) -> str:
-    """The URL with whatever stands before its `@` replaced."""
-    scheme, separator, rest = url.partition("://")
-    return f"{scheme}{separator}***@{rest.rpartition('@')[2]}" if "@" in rest else url
+    """The URL with passwords among its options, and whatever stands before its `@`, replaced."""
+    scheme, separator, rest = masked(url).partition("://")
+    before, at, place = rest.rpartition("@")
+    return f"{scheme}{separator}{'***' if before else ''}{at}{place}"
 
 
 def _prose(field: FieldInfo) -> str:

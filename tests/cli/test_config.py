@@ -185,6 +185,20 @@ def test_a_password_is_never_shown() -> None:
     assert shown["store.url"] == {"value": "redis://***@h:1/0", "source": "some.toml"}
 
 
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("unix:///s?db=3&password=hunter@2&x=1", "unix:///s?db=3&password=***&x=1"),
+        ("rediss://u:hunter2@h:1/0?ssl_password=hunter2", "rediss://***@h:1/0?ssl_password=***"),
+        ("unix://:hunter2@/s?db=1", "unix://***@/s?db=1"),
+        ("redis://h:1/0?db=3", "redis://h:1/0?db=3"),
+        ("", ""),
+    ],
+)
+def test_a_password_among_the_options_of_a_url_is_not_shown(url: str, shown: str) -> None:
+    assert config_docs.hide_password(url) == shown
+
+
 def test_kernel_defaults_are_the_engines_own() -> None:
     """A default that differs from the engine's would make benches and the server disagree."""
     config = Settings().kernel.to_config(vocab_size=9, model_context=2048)

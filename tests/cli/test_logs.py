@@ -52,7 +52,7 @@ def test_secrets_are_masked_wherever_they_stand(
 ) -> None:
     logs.set_up("info", form)  # type: ignore[arg-type]
     log = logging.getLogger("some")
-    log.info("key %s at redis://user:hunter2@host:1/0", RAW, extra={"again": RAW})
+    log.info("key %s at redis://user:hunter2@host:1/0?password=hunter2", RAW, extra={"again": RAW})
     try:
         raise ValueError(RAW)
     except ValueError:
