@@ -41,6 +41,15 @@ _PAUSE = wait_random_exponential(multiplier=0.02, max=0.5)
 # Of any other path the client takes what digits there are for the database, or 0.
 _NO_DATABASE = re.compile(r"rediss?://[^/?#]*/(?!\d*(?:[?#]|$))")
 
+# What a URL must not change.
+_OURS: dict[str, Any] = {
+    "decode_responses": True,
+    "encoding": "utf-8",
+    "encoding_errors": "replace",  # who reads a damaged record finds the fault in it
+    "protocol": 2,
+    "retry": Retry(NoBackoff(), 0),  # tenacity does it
+}
+
 T = TypeVar("T")
 
 
@@ -55,6 +64,41 @@ class StoreUnavailable(StoreError):  # noqa: N818 - reads better without
 async def _nothing() -> None: ...
 
 
+def _pool(url: str) -> redis.BlockingConnectionPool:
+    """Connections to `url`, none of them open yet. Raises StoreError.
+
+    It quotes nothing, since the URL may hold a password.
+    """
+    try:
+        if _NO_DATABASE.match(url):
+            raise ValueError("the database is no number")
+        pool = redis.BlockingConnectionPool.from_url(
+            url,
+            max_connections=_CONNECTIONS,
+            timeout=_ANSWER_SECONDS,
+            socket_timeout=_ANSWER_SECONDS,
+            socket_connect_timeout=_ANSWER_SECONDS,
+            **_OURS,
+        )
+        if any(pool.connection_kwargs[name] is not value for name, value in _OURS.items()):
+            raise TypeError("what is ours to set is among the options")
+        if "path" in pool.connection_kwargs:  # any bytes, which the client takes for UTF-8
+            path = os.fsdecode(unquote_to_bytes(urlsplit(url).path))
+            pool.connection_kwargs["path"] = path
+        pool.connection_class(**pool.connection_kwargs)  # checks them, and connects nowhere yet
+    except ValueError:
+        raise StoreError(
+            "the store's URL must look like redis://host:6379/0, rediss://host:6379/0 or "
+            "unix:///path/to/socket"
+        ) from None
+    except (TypeError, AttributeError, RedisError):
+        raise StoreError(
+            "an option of the store's URL, behind its '?', is unknown or has a value that cannot "
+            "be used"
+        ) from None
+    return pool
+
+
 class RecordDamaged(StoreUnavailable):
     """The store answers, and one record of it is not what it should be."""
 
@@ -66,29 +110,8 @@ class Connection:
     """
 
     def __init__(self, url: str) -> None:
-        try:
-            if _NO_DATABASE.match(url):
-                raise ValueError("the database is no number")
-            pool = redis.BlockingConnectionPool.from_url(
-                url,
-                max_connections=_CONNECTIONS,
-                timeout=_ANSWER_SECONDS,
-                socket_timeout=_ANSWER_SECONDS,
-                socket_connect_timeout=_ANSWER_SECONDS,
-                decode_responses=True,
-                encoding_errors="replace",  # who reads a damaged record finds the fault in it
-                protocol=2,
-                retry=Retry(NoBackoff(), 0),  # tenacity does it
-            )
-            if "path" in pool.connection_kwargs:  # any bytes, which the client takes for UTF-8
-                path = os.fsdecode(unquote_to_bytes(urlsplit(url).path))
-                pool.connection_kwargs["path"] = path
-        except ValueError:
-            # The URL may hold a password, which the error may quote.
-            raise StoreError(
-                "the store's URL must look like redis://host:6379/0, rediss://host:6379/0 or "
-                "unix:///path/to/socket"
-            ) from None
+        """Raises StoreError for a URL that cannot be used."""
+        pool = _pool(url)
         self._client = redis.Redis.from_pool(pool)
         self._database = pool.connection_kwargs.get("db") or 0
         self._scripts = {

@@ -344,6 +344,22 @@ async def test_a_bad_url_is_refused_without_repeating_it() -> None:
         assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "option",
+    ["no_such=1", "ssl_cert_reqs=none", "retry=1", "decode_responses=no", "connection_class=x"],
+)
+async def test_an_option_of_the_url_that_cannot_be_used_is_refused(option: str) -> None:
+    with pytest.raises(StoreError, match="an option of the store's URL") as caught:
+        await Store.connect(f"redis://:hunter2@localhost:1/0?{option}", patience=0.1)
+    assert "hunter2" not in str(caught.value)
+
+
+async def test_options_of_the_url_are_taken(valkey_url: str) -> None:
+    store = await Store.connect(f"{valkey_url}?socket_timeout=1.5&client_name=wm", patience=5)
+    assert await store.connection.call(lambda client: client.client_getname()) == "wm"
+    await store.close()
+
+
 async def test_a_store_that_runs_no_scripts_is_as_good_as_away(
     valkey_url: str, store: Store, connection: Connection
 ) -> None:
