@@ -166,6 +166,9 @@ local function renew(account, told, replicas, tenant, call)
   settle(account, mine, told)
   settle_lost(account, tenant)
   local held, using, open = others_of(account)
+  if told.window == 'minute' then -- what was used of a higher limit counts as all of a lower one
+    account.used = math.min(account.used, told.limit + told.open + open)
+  end
   local left = math.floor(told.limit - account.used)
   local room = math.max(0, left - held)
   local recalled = account.wanted_by ~= REPLICA and account.wanted_until > now

@@ -206,6 +206,22 @@ async def test_a_minutes_bucket_fills_again_evenly(valkey_url, connection):
         await taken(leases, tenant, requests=10)
 
 
+async def test_a_minutes_limit_that_is_lowered_is_whole_again_a_minute_later(
+    valkey_url, connection
+):
+    """However much of the higher one was used; what open calls give back counts apart."""
+    high, low = (Tenant("gold", tokens_per_minute=n) for n in (10**9, 600))
+    async with replica(valkey_url, "a") as leases:
+        leases.settle(await taken(leases, high, tokens=10**8), {TOKENS: 9 * 10**7})
+        still_open = await taken(leases, high, tokens=5000)
+        short = await refused(leases, low, tokens=600)
+        assert 60_000 < short.slice.standing(0)[1] <= 5600 * 100
+        leases.settle(still_open, {TOKENS: 0})
+        short = await refused(leases, low, tokens=600)
+        assert short.slice.standing(0)[1] <= 60_000
+        assert short.slice.wait_for(600) <= 60_000
+
+
 async def test_a_cancelled_wait_leaves_nothing_behind(valkey_url, connection):
     tenant = Tenant("gold", concurrency=2)
     async with replica(valkey_url, "a") as a, replica(valkey_url, "b") as b:
