@@ -57,12 +57,12 @@ def example() -> str:
 
 
 def effective(loaded: Loaded) -> dict[str, dict[str, object]]:
-    """Value and source of every key, JSON-ready; a password in the store's URL is left out."""
+    """Value and source of every key, JSON-ready; a password in a URL is left out."""
     rows: dict[str, dict[str, object]] = {}
     for section, table in loaded.settings.model_dump(mode="json").items():
         for key, value in table.items():
             name = f"{section}.{key}"
-            shown = hide_password(value) if name == "store.url" else value
+            shown = hide_password(value) if isinstance(value, str) else value
             rows[name] = {"value": shown, "source": loaded.sources.get(name, "default")}
     return rows
 

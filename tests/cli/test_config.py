@@ -183,6 +183,8 @@ def test_a_password_is_never_shown() -> None:
     assert "hunter2" not in refusal('[store]\nurl = "http://u:hunter2@h"')
     shown = config_docs.effective(from_text('[store]\nurl = "redis://u:hunter2@h:1/0"'))
     assert shown["store.url"] == {"value": "redis://***@h:1/0", "source": "some.toml"}
+    shown = config_docs.effective(from_text('[telemetry]\nendpoint = "https://u:hunter2@h/v1"'))
+    assert shown["telemetry.endpoint"]["value"] == "https://***@h/v1"
 
 
 @pytest.mark.parametrize(
