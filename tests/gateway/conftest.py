@@ -10,7 +10,8 @@ from engine.runtime.text.codec import TextCodec
 from gateway.state import EdgeLimits
 from tenants.embedded import EmbeddedValkey
 from tenants.prices import Price
-from tests.gateway.live import LiveServer
+from tests.gateway.fuzzed import Fuzzed, fuzzed_server
+from tests.gateway.live import LiveServer, live_server
 
 if TYPE_CHECKING:
     from anthropic import Anthropic
@@ -39,18 +40,14 @@ def shared_server(
     session_environment.setenv(
         "OTEL_BSP_SCHEDULE_DELAY", "20"
     )  # milliseconds until spans are exported
-    valkey = EmbeddedValkey(tmp_path_factory.mktemp("valkey"))
-    server = LiveServer(
-        valkey.start(),
+    with live_server(
         codec,
-        EdgeLimits(max_requests=30, max_tenant_requests=20),
-        HostConfig(max_buffered_tokens=2000),
+        tmp_path_factory.mktemp("valkey"),
+        limits=EdgeLimits(max_requests=30, max_tenant_requests=20),
+        host=HostConfig(max_buffered_tokens=2000),
         price=PRICE,
-    )
-    server.start()
-    yield server
-    server.stop()
-    valkey.stop()
+    ) as server:
+        yield server
 
 
 @pytest.fixture
@@ -91,10 +88,14 @@ def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedValkey]
 @pytest.fixture(scope="module")
 def pair(codec: TextCodec, valkey: EmbeddedValkey) -> Iterator[list[LiveServer]]:
     """Two servers on that store."""
-    first = LiveServer(valkey.start(), codec, EdgeLimits(), HostConfig())
-    first.start()
-    second = LiveServer(first.store_url, codec, EdgeLimits(), HostConfig(), replica_of=first)
-    second.start()
-    yield [first, second]
-    second.stop()
-    first.stop()
+    with (
+        LiveServer(valkey.start(), codec) as first,
+        LiveServer(first.store_url, codec, replica_of=first) as second,
+    ):
+        yield [first, second]
+
+
+@pytest.fixture(scope="module")
+def fuzzed(codec: TextCodec, valkey: EmbeddedValkey) -> Iterator[Fuzzed]:
+    with fuzzed_server(codec, valkey) as fuzzed:
+        yield fuzzed

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 import httpx
 
-from engine.host.engine import HostConfig
 from engine.runtime.text.codec import TextCodec
 from gateway import logs
 from gateway.state import EdgeLimits
@@ -75,16 +74,13 @@ def fuzzed_server(codec: TextCodec, valkey: EmbeddedValkey) -> Iterator[Fuzzed]:
     level = root.level
     root.addHandler(handler)
     root.setLevel(logging.INFO)
-    server = LiveServer(valkey.start(), codec, EdgeLimits(body_timeout=0.5), HostConfig())
-    server.start()
     try:
-        server.say("so it goes")
-        server.on_loop(lambda store: store.create_tenant(Tenant(VICTIM)))
-        issued = server.on_loop(lambda store: store.create_key(VICTIM))
-        server.keys[VICTIM] = issued.raw
-        yield Fuzzed(server, log)
+        with LiveServer(valkey.start(), codec, limits=EdgeLimits(body_timeout=0.5)) as server:
+            server.say("so it goes")
+            server.on_loop(lambda store: store.create_tenant(Tenant(VICTIM)))
+            issued = server.on_loop(lambda store: store.create_key(VICTIM))
+            server.keys[VICTIM] = issued.raw
+            yield Fuzzed(server, log)
     finally:
         root.removeHandler(handler)
         root.setLevel(level)
-        server.stop()
-        valkey.stop()

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import httpx
 import uvicorn
@@ -42,6 +42,7 @@ from telemetry.events import Event, SequenceEnded
 from telemetry.metrics import MetricsFold
 from telemetry.tracing import Tracing
 from tenants.departed import Departed
+from tenants.embedded import EmbeddedValkey
 from tenants.ledger.ledger import Ledger, LedgerConfig
 from tenants.ledger.usage_store import UsageStore
 from tenants.model import READ, Tenant
@@ -99,6 +100,17 @@ def read_all(connection: socket.socket) -> bytes:
     return data
 
 
+@contextmanager
+def live_server(codec: TextCodec, folder: Path, **options: Any) -> Iterator["LiveServer"]:
+    """One with a store of its own in `folder`; `options` are those of `LiveServer`."""
+    valkey = EmbeddedValkey(folder)
+    try:
+        with LiveServer(valkey.start(), codec, **options) as server:
+            yield server
+    finally:
+        valkey.stop()
+
+
 @dataclass
 class Model:
     """What the simulated model says, and how fast. Choice i draws with seed + i.
@@ -147,7 +159,9 @@ class Model:
 
 
 class LiveServer:
-    """Runs in a thread with an event loop of its own. With `fallback` it serves a second model.
+    """Runs in a thread with an event loop of its own, as a context manager.
+
+    With `fallback` it serves a second model.
 
     A replica shares the store and the keys of the server it is a replica of.
     """
@@ -156,9 +170,9 @@ class LiveServer:
         self,
         store_url: str,
         codec: TextCodec,
-        limits: EdgeLimits,
-        host: HostConfig,
         *,
+        limits: EdgeLimits | None = None,
+        host: HostConfig | None = None,
         fallback: bool = False,
         policy: PolicyConfig = PLAIN,
         price: Price = FREE,
@@ -178,8 +192,8 @@ class LiveServer:
         self.gateway: Gateway
         self.engine: Engine
         self.store_url = store_url
-        self._limits = limits
-        self._host = host
+        self._limits = limits or EdgeLimits()
+        self._host = host or HostConfig()
         self._socket = socket.create_server(("127.0.0.1", 0))
         # Small, so that a reader who stops is felt soon; connections inherit it.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)
@@ -190,11 +204,12 @@ class LiveServer:
         self._started: Future[None] = Future()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()))
 
-    def start(self) -> None:
+    def __enter__(self) -> Self:
         self._thread.start()
         self._started.result(30)
+        return self
 
-    def stop(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self.model.running.set()
         self._server.should_exit = True
         self._thread.join(30)

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.host.engine import Engine, HostConfig
+from engine.host.engine import Engine
 from engine.host.worker import EngineState
 from engine.runtime.text.codec import TextCodec
 from gateway import openapi_headers
@@ -21,7 +21,6 @@ from gateway.api_error_examples import ELSEWHERE
 from gateway.api_page import render_page
 from gateway.event_pump import EventPump
 from gateway.slots import Slots
-from gateway.state import EdgeLimits
 from tenants.embedded import EmbeddedValkey
 from tenants.store import Store
 from tests.gateway.live import CONTEXT, MODEL, LiveServer, eventually
@@ -120,19 +119,15 @@ class Tour:
 
 
 @pytest.fixture(scope="module")
-def tour(codec: TextCodec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tour]:
-    valkey = EmbeddedValkey(tmp_path_factory.mktemp("valkey"))
-    server = LiveServer(valkey.start(), codec, EdgeLimits(), HostConfig())
-    server.start()
-    server.say("so it goes and goes and goes")
-    limits = dict.fromkeys(LIMITS, 1_000_000)
-    server.on_loop(lambda store: store.update_tenant("gold", **limits))
-    names = {"URL": server.url, "MODEL": MODEL, "CONTEXT": str(CONTEXT)}
-    names |= {"KEY": server.keys["gold"], "ADMIN": server.keys["admin"]}
-    names |= {"READER": server.keys["reader"], "SOON": str(round(time.time() + 60)) + "000"}
-    yield Tour(server, valkey, names)
-    server.stop()
-    valkey.stop()
+def tour(codec: TextCodec, valkey: EmbeddedValkey) -> Iterator[Tour]:
+    with LiveServer(valkey.start(), codec) as server:
+        server.say("so it goes and goes and goes")
+        limits = dict.fromkeys(LIMITS, 1_000_000)
+        server.on_loop(lambda store: store.update_tenant("gold", **limits))
+        names = {"URL": server.url, "MODEL": MODEL, "CONTEXT": str(CONTEXT)}
+        names |= {"KEY": server.keys["gold"], "ADMIN": server.keys["admin"]}
+        names |= {"READER": server.keys["reader"], "SOON": str(round(time.time() + 60)) + "000"}
+        yield Tour(server, valkey, names)
 
 
 @pytest.mark.model

@@ -9,13 +9,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from engine.host.engine import HostConfig
 from engine.runtime.text.codec import TextCodec
 from gateway.backpressure import MOST_OF_A_TENANT
-from gateway.state import EdgeLimits
-from tenants.embedded import EmbeddedValkey
 from tenants.model import Tenant
-from tests.gateway.live import HELLO, MODEL, PLAIN, LiveServer, eventually, read
+from tests.gateway.live import HELLO, MODEL, PLAIN, LiveServer, eventually, live_server, read
 
 pytestmark = pytest.mark.model  # the text is that of the default model
 
@@ -206,14 +203,9 @@ def test_only_keys_are_told(server):
 @pytest.fixture
 def dropping(codec: TextCodec, tmp_path: Path) -> Iterator[LiveServer]:
     """A server that gives up waiters which can no longer be in time."""
-    valkey = EmbeddedValkey(tmp_path)
-    admission = replace(PLAIN.admission, drop_hopeless=True)
-    policy = replace(PLAIN, admission=admission)
-    server = LiveServer(valkey.start(), codec, EdgeLimits(), HostConfig(), policy=policy)
-    server.start()
-    yield server
-    server.stop()
-    valkey.stop()
+    policy = replace(PLAIN, admission=replace(PLAIN.admission, drop_hopeless=True))
+    with live_server(codec, tmp_path, policy=policy) as server:
+        yield server
 
 
 def test_a_waiter_that_became_hopeless_is_told_so_before_its_deadline(dropping):

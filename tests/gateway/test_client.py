@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from engine.host.engine import HostConfig
 from gateway.client import (
     AsyncClient,
     BrokenStreamError,
@@ -27,13 +26,19 @@ from gateway.client import (
     UnreachableError,
     scope,
 )
-from gateway.state import EdgeLimits
 from policies.promises import PromiseConfig
 from telemetry.admission_events import PromiseBooked, PromiseClaimed
 from telemetry.events import Cause, SequenceEnded, SequenceRefused
-from tenants.embedded import EmbeddedValkey
 from tests.gateway.conftest import TEXT
-from tests.gateway.live import CONTEXT, HELLO, MODEL, PLAIN, LiveServer, eventually
+from tests.gateway.live import (
+    CONTEXT,
+    HELLO,
+    MODEL,
+    PLAIN,
+    LiveServer,
+    eventually,
+    live_server,
+)
 
 pytestmark = pytest.mark.model  # the text is that of the default model
 
@@ -449,14 +454,9 @@ def test_giving_up_a_race_stops_all_of_it(server):
 @pytest.fixture
 def promising(codec, tmp_path) -> Iterator[LiveServer]:
     """One that holds places for those it sent away."""
-    valkey = EmbeddedValkey(tmp_path)
-    admission = replace(PLAIN.admission, promises=PromiseConfig())
-    policy = replace(PLAIN, admission=admission)
-    server = LiveServer(valkey.start(), codec, EdgeLimits(), HostConfig(), policy=policy)
-    server.start()
-    yield server
-    server.stop()
-    valkey.stop()
+    policy = replace(PLAIN, admission=replace(PLAIN.admission, promises=PromiseConfig()))
+    with live_server(codec, tmp_path, policy=policy) as server:
+        yield server
 
 
 def test_a_return_claims_its_promised_place(promising):

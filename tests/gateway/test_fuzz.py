@@ -9,9 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from engine.runtime.text.codec import TextCodec
-from tenants.embedded import EmbeddedValkey
-from tests.gateway.fuzzed import VICTIM, Fuzzed, fuzzed_server
+from tests.gateway.fuzzed import VICTIM, Fuzzed
 from tests.gateway.live import HELLO, MODEL
 
 pytestmark = [
@@ -53,12 +51,6 @@ HEADERS = (
     "accept",
     "user-agent",
 )
-
-
-@pytest.fixture(scope="module")
-def fuzzed(codec: TextCodec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fuzzed]:
-    with fuzzed_server(codec, EmbeddedValkey(tmp_path_factory.mktemp("valkey"))) as fuzzed:
-        yield fuzzed
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 Answers must be of the statuses, types and members that the document names.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -12,10 +11,8 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.specs.openapi import checks
 
-from engine.runtime.text.codec import TextCodec
 from gateway.operations import OPERATIONS, Operation
-from tenants.embedded import EmbeddedValkey
-from tests.gateway.fuzzed import VICTIM, Fuzzed, fuzzed_server
+from tests.gateway.fuzzed import VICTIM, Fuzzed
 from tests.gateway.live import MODEL
 
 pytestmark = [
@@ -45,12 +42,6 @@ CASES = [
     # Some take nothing that could be wrong.
     if mode is schemathesis.GenerationMode.POSITIVE or one.body or one.query or "{" in one.path
 ]
-
-
-@pytest.fixture(scope="module")
-def fuzzed(codec: TextCodec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fuzzed]:
-    with fuzzed_server(codec, EmbeddedValkey(tmp_path_factory.mktemp("valkey"))) as fuzzed:
-        yield fuzzed
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,7 @@ import httpx
 import openai
 import pytest
 
-from engine.host.engine import HostConfig
 from engine.runtime.text.codec import TextCodec
-from gateway.state import EdgeLimits
 from tenants.embedded import EmbeddedValkey
 from tenants.model import Tenant
 from tenants.prices import Price
@@ -32,19 +30,11 @@ NAMES = (f"tenant{number}" for number in count())
 
 
 @pytest.fixture(scope="module")
-def valkey(tmp_path_factory: pytest.TempPathFactory) -> EmbeddedValkey:
-    return EmbeddedValkey(tmp_path_factory.mktemp("valkey"))
-
-
-@pytest.fixture(scope="module")
 def server(codec: TextCodec, valkey: EmbeddedValkey) -> Iterator[LiveServer]:
-    server = LiveServer(valkey.start(), codec, EdgeLimits(), HostConfig(), price=PRICE)
-    server.start()
-    server.say("So be it, said the river, and flowed on.")
-    yield server
-    server.assert_idle()
-    server.stop()
-    valkey.stop()
+    with LiveServer(valkey.start(), codec, price=PRICE) as server:
+        server.say("So be it, said the river, and flowed on.")
+        yield server
+        server.assert_idle()
 
 
 def tenant(server: LiveServer, **settings: object) -> str:

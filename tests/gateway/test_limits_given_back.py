@@ -13,11 +13,9 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from engine.host.engine import HostConfig
 from engine.runtime.text.codec import TextCodec
 from gateway.answer import Answer
-from gateway.state import EdgeLimits
 from telemetry.events import Cause, SequenceEnded
-from tenants.embedded import EmbeddedValkey
 from tenants.model import Tenant
-from tests.gateway.live import HELLO, MODEL, LiveServer, eventually
+from tests.gateway.live import HELLO, MODEL, LiveServer, eventually, live_server
 
 pytestmark = pytest.mark.model  # the text is that of the default model
 
@@ -28,15 +26,11 @@ BODY = {"model": MODEL, "messages": HELLO, "max_tokens": 1500, "ignore_eos": Tru
 
 @pytest.fixture(scope="module")
 def server(codec: TextCodec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    valkey = EmbeddedValkey(tmp_path_factory.mktemp("valkey"))
     host = HostConfig(max_buffered_tokens=500)
-    server = LiveServer(valkey.start(), codec, EdgeLimits(), host)
-    server.start()
-    server.say("on and on ", endless=True, step_seconds=0.002)
-    yield server
-    server.assert_idle()
-    server.stop()
-    valkey.stop()
+    with live_server(codec, tmp_path_factory.mktemp("valkey"), host=host) as server:
+        server.say("on and on ", endless=True, step_seconds=0.002)
+        yield server
+        server.assert_idle()
 
 
 def ask(server: LiveServer, name: str, headers: dict[str, str], **more: object) -> httpx.Response:

@@ -9,10 +9,8 @@ import openai
 import pytest
 
 from engine.core.config import KernelConfig
-from engine.host.engine import HostConfig
 from engine.host.worker import AnyExecutor
 from engine.runtime.text.codec import TextCodec
-from gateway.state import EdgeLimits
 from tenants.embedded import EmbeddedValkey
 from tests.gateway.live import MODEL, LiveServer, Model
 
@@ -38,20 +36,14 @@ class TorchServer(LiveServer):
 
 
 @pytest.fixture(scope="module")
-def client(
-    codec: TextCodec, model_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[httpx.Client]:
+def client(codec: TextCodec, model_path: Path, valkey: EmbeddedValkey) -> Iterator[httpx.Client]:
     import torch
 
     threads = torch.get_num_threads()
-    valkey = EmbeddedValkey(tmp_path_factory.mktemp("valkey"))
-    server = TorchServer(valkey.start(), codec, EdgeLimits(), HostConfig())
+    server = TorchServer(valkey.start(), codec)
     server.model_path = model_path
-    server.start()
-    with server.client() as client:
+    with server, server.client() as client:
         yield client
-    server.stop()
-    valkey.stop()
     torch.set_num_threads(threads)
 
 

@@ -10,12 +10,9 @@ from anthropic import RateLimitError as AnthropicRateLimitError
 from openai import DefaultHttpxClient as OpenAIHttpxClient
 from openai import OpenAI, RateLimitError, UnprocessableEntityError
 
-from engine.host.engine import HostConfig
-from gateway.state import EdgeLimits
 from telemetry import semconv
-from tenants.embedded import EmbeddedValkey
 from tenants.model import Tenant
-from tests.gateway.live import HELLO, MODEL, PLAIN, SMALL, LiveServer, eventually
+from tests.gateway.live import HELLO, MODEL, PLAIN, SMALL, LiveServer, eventually, live_server
 
 pytestmark = pytest.mark.model  # the text is that of the default model
 
@@ -27,27 +24,19 @@ LONG, SHORT = "one two three four five six seven eight nine ten", "Quickly."
 @pytest.fixture(scope="module")
 def routing(codec, tmp_path_factory):
     """Its preferred model has shown what its steps and its answers take."""
-    valkey = EmbeddedValkey(tmp_path_factory.mktemp("valkey"))
-    server = LiveServer(valkey.start(), codec, EdgeLimits(), HostConfig(), fallback=True)
-    server.start()
-    server.small.scripts = [codec.encode(SHORT, add_special=False)]
-    server.say(LONG, step_seconds=STEP)
-    for _ in range(20):
-        assert ask(server, "routed", None) == (MODEL, LONG)
-    yield server
-    server.stop()
-    valkey.stop()
+    with live_server(codec, tmp_path_factory.mktemp("valkey"), fallback=True) as server:
+        server.small.scripts = [codec.encode(SHORT, add_special=False)]
+        server.say(LONG, step_seconds=STEP)
+        for _ in range(20):
+            assert ask(server, "routed", None) == (MODEL, LONG)
+        yield server
 
 
 @pytest.fixture
 def replica(routing):
     """Another server on its store."""
-    server = LiveServer(
-        routing.store_url, routing.codec, EdgeLimits(), HostConfig(), replica_of=routing
-    )
-    server.start()
-    yield server
-    server.stop()
+    with LiveServer(routing.store_url, routing.codec, replica_of=routing) as server:
+        yield server
 
 
 def client(server: LiveServer, key: str) -> OpenAI:
@@ -241,16 +230,10 @@ def test_an_explanation_tells_of_both_models(routing):
 @pytest.fixture
 def crowded(codec, tmp_path):
     """One that takes every deadline in, and gives up in the queue what can no longer be met."""
-    valkey = EmbeddedValkey(tmp_path)
     policy = replace(PLAIN, admission=replace(PLAIN.admission, drop_hopeless=True))
-    server = LiveServer(
-        valkey.start(), codec, EdgeLimits(), HostConfig(), fallback=True, policy=policy
-    )
-    server.start()
-    server.small.scripts = [codec.encode(SHORT, add_special=False)]
-    yield server
-    server.stop()
-    valkey.stop()
+    with live_server(codec, tmp_path, fallback=True, policy=policy) as server:
+        server.small.scripts = [codec.encode(SHORT, add_special=False)]
+        yield server
 
 
 @pytest.mark.parametrize("n", [1, 3])

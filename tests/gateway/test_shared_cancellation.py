@@ -12,9 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.host.engine import HostConfig
 from gateway.courier import LOOK_SECONDS
-from gateway.state import EdgeLimits
 from telemetry.events import Cause
 from tests.gateway.live import HELLO, MODEL, LiveServer, eventually
 
@@ -112,16 +110,12 @@ def test_a_server_that_starts_later_knows_what_was_cancelled(replicas, codec):
     with first.client() as client:
         client.delete("/v1/tasks/before")
     assert commit(first, "won-before", "a1").status_code == 200
-    third = LiveServer(first.store_url, codec, EdgeLimits(), HostConfig(), replica_of=first)
-    third.start()
-    try:
+    with LiveServer(first.store_url, codec, replica_of=first) as third:
         third.say("on and on ", endless=True)
         eventually(lambda: late(third, "before").status_code == 499)
         assert late(third, "won-before", x_attempt_id="a2").status_code == 499
         assert late(third, "won-before", x_attempt_id="a1").status_code == 200
         assert commit(third, "won-before", "a2").status_code == 409
-    finally:
-        third.stop()
 
 
 def test_what_is_cancelled_with_the_store_away_reaches_others_when_it_is_back(replicas, valkey):

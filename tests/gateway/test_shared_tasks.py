@@ -14,9 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.host.engine import HostConfig
 from engine.runtime.text.codec import TextCodec
-from gateway.state import EdgeLimits
 from tenants.connection import cancelled
 from tenants.embedded import EmbeddedValkey
 from tenants.store import Store
@@ -261,13 +259,11 @@ def test_what_a_server_knew_that_has_stopped_is_missed(
 ):
     """Last of this file, since it is missed for a while."""
     first, _ = replicas
-    third = LiveServer(first.store_url, codec, EdgeLimits(), HostConfig(), replica_of=first)
-    third.start()
-    third.say("one two three")
-    assert ask(first, "left").status_code == 200
-    assert ask(third, "left").status_code == 200
-    eventually(lambda: whole(first, "/v1/tasks/left")["states"]["ended"] == 2)
-    third.stop()
+    with LiveServer(first.store_url, codec, replica_of=first) as third:
+        third.say("one two three")
+        assert ask(first, "left").status_code == 200
+        assert ask(third, "left").status_code == 200
+        eventually(lambda: whole(first, "/v1/tasks/left")["states"]["ended"] == 2)
     eventually(lambda: told(first, "left").json()["missing_servers"] == 1)
     state = told(first, "left").json()
     assert state["complete"] is False

@@ -8,11 +8,9 @@ import pytest
 from engine.core.commands import Submit
 from engine.host.command_log import CommandLogConfig
 from engine.host.engine import HostConfig
-from gateway.state import EdgeLimits
-from tenants.embedded import EmbeddedValkey
 from tenants.model import Tenant
 from tenants.store import Store
-from tests.gateway.live import HELLO, MODEL, LiveServer, eventually
+from tests.gateway.live import HELLO, MODEL, LiveServer, eventually, live_server
 
 pytestmark = pytest.mark.model  # the text is that of the default model
 
@@ -20,14 +18,11 @@ pytestmark = pytest.mark.model  # the text is that of the default model
 @pytest.fixture(scope="module")
 def server(codec, tmp_path_factory):
     """One that keeps a command log, where what the kernel was asked can be read."""
-    valkey = EmbeddedValkey(tmp_path_factory.mktemp("valkey"))
     log = CommandLogConfig(tmp_path_factory.mktemp("log") / "commands")
-    server = LiveServer(valkey.start(), codec, EdgeLimits(), HostConfig(command_log=log))
-    server.start()
-    server.say("So be it.")
-    yield server
-    server.stop()
-    valkey.stop()
+    host = HostConfig(command_log=log)
+    with live_server(codec, tmp_path_factory.mktemp("valkey"), host=host) as server:
+        server.say("So be it.")
+        yield server
 
 
 def asked(server: LiveServer, key: str, request: str) -> tuple[str | None, ...]:

@@ -4,14 +4,11 @@ import csv
 import io
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import httpx
 import pytest
 
-from engine.host.engine import HostConfig
 from engine.runtime.text.codec import TextCodec
-from gateway.state import EdgeLimits
 from tenants.embedded import EmbeddedValkey
 from tests.gateway.conftest import PRICE, TEXT
 from tests.gateway.live import HELLO, MODEL, LiveServer, eventually
@@ -210,12 +207,11 @@ def test_while_usage_cannot_be_written_down_no_new_work_is_taken(server: LiveSer
     assert chat(server, "gold")["completion_tokens"] > 0
 
 
-def test_with_the_store_away_usage_waits_and_arrives(codec: TextCodec, tmp_path: Path) -> None:
-    valkey = EmbeddedValkey(tmp_path)
-    server = LiveServer(valkey.start(), codec, EdgeLimits(), HostConfig())
-    server.start()
-    server.say("still here")
-    try:
+def test_with_the_store_away_usage_waits_and_arrives(
+    codec: TextCodec, valkey: EmbeddedValkey
+) -> None:
+    with LiveServer(valkey.start(), codec) as server:
+        server.say("still here")
         said = [chat(server, "gold")]
         assert total(server, "gold")["requests"] == 1
         valkey.stop()
@@ -231,9 +227,6 @@ def test_with_the_store_away_usage_waits_and_arrives(codec: TextCodec, tmp_path:
         told = total(server, "gold")
         assert told["requests"] == 4
         assert told["output_tokens"] == sum(answer["completion_tokens"] for answer in said)
-    finally:
-        server.stop()
-        valkey.stop()
 
 
 def usage_state(server: LiveServer) -> dict[str, object]:
