@@ -2,7 +2,9 @@
 
 uvicorn's parser holds request heads of any size and waits for them for ever; here a head has a
 size and a time, and connections have a number. The same time is given to the rest of a body whose
-request was refused before it had arrived: it is thrown away, so that the refusal can be read.
+request was refused before it had arrived: it is thrown away, so that the refusal can be read. Of
+requests sent ahead of their answers few are read before their turn, where uvicorn's parser reads
+all that come.
 """
 
 import asyncio
@@ -14,6 +16,9 @@ import orjson
 
 from gateway.connection import WatchedProtocol
 from gateway.declined_upgrade import next_parser, plain_head
+from gateway.read_ahead import ReadAhead
+
+PIECE = 4096  # bytes that are parsed before it is asked whether a request waits for its turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,7 @@ class BoundedHttpProtocol(WatchedProtocol):
     """Subclassed by `bounded` to hold the limits; uvicorn makes one for each connection."""
 
     limits: ConnectionLimits
+    flow: ReadAhead
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -40,6 +46,7 @@ class BoundedHttpProtocol(WatchedProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = ReadAhead(transport)
         if len(self.connections) > self.limits.max_connections:
             self._refuse(503, "Service Unavailable", "saturated", "too many open connections")
         else:
@@ -51,10 +58,26 @@ class BoundedHttpProtocol(WatchedProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self.pipeline or self.flow.held:
+            self.flow.hold(data)
+        else:
+            self._take_in(data)
+
+    def _take_in(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        rest = memoryview(data)
+        while rest and not self.pipeline and not self.transport.is_closing():
+            self._take_in_piece(rest[:PIECE])
+            rest = rest[PIECE:]
+        if rest:
+            self.flow.hold(bytes(rest))
+        if self.pipeline:  # for which uvicorn has stopped reading
+            self.flow.resume_reading()
+
+    def _take_in_piece(self, data: memoryview) -> None:
         begins = self._head_timer is None and not self._in_body
         self._head_bytes = len(data) + (0 if begins else self._head_bytes)
         self._head_read = False
-        self._unset_keepalive_if_required()
         try:
             while data:
                 data = self._parse(data)
@@ -66,7 +89,7 @@ class BoundedHttpProtocol(WatchedProtocol):
         if self._head_timer is not None and self._head_bytes > self.limits.max_header_bytes:
             self._head_too_large()
 
-    def _parse(self, data: bytes) -> bytes:
+    def _parse(self, data: memoryview) -> memoryview:
         """Take in `data`; returns what is left for another parser."""
         try:
             self.parser.feed_data(data)
@@ -74,7 +97,7 @@ class BoundedHttpProtocol(WatchedProtocol):
             self.parser = next_parser(self)
             self.parser.feed_data(plain_head(self.headers))
             return data[offer.args[0] :]
-        return b""
+        return data[len(data) :]
 
     # While a body is read the only head is a `plain_head`.
 
@@ -111,6 +134,8 @@ class BoundedHttpProtocol(WatchedProtocol):
         super().on_response_complete()
         if self._in_body and not self._answering:
             self._rest_timer = self.loop.call_later(self.limits.head_timeout, self.transport.close)
+        if self.flow.held and not self.pipeline:
+            self._take_in(self.flow.take())
 
     @property
     def _answering(self) -> bool:

@@ -1,11 +1,13 @@
 """What a connection may cost before its request reaches the application, over real sockets."""
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import orjson
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from gateway.body import read_body
 from gateway.http_protocol import ConnectionLimits, bounded
@@ -19,7 +21,7 @@ REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 async def app(scope: Any, receive: Any, send: Any) -> None:
     """Answers at once, whatever the body; `/wait` only when the caller has hung up.
 
-    `/begun` has begun to by then, and `/echo` answers with the body.
+    `/begun` has begun to by then, `/late` takes its time, and `/echo` answers with the body.
     """
     body = b"ok"
     if scope["path"] == "/echo":
@@ -31,6 +33,8 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
     }
     if scope["path"] == "/begun":
         await send(start)
+    if scope["path"] == "/late":
+        await asyncio.sleep(0.5)
     while scope["path"] in {"/wait", "/begun"} and (await receive())["type"] != "http.disconnect":
         pass
     if scope["path"] != "/begun":
@@ -276,6 +280,61 @@ def test_who_hangs_up_with_more_requests_sent_ends_the_one_that_is_answered() ->
         await asyncio.sleep(0.05)  # the server ends once its handlers have
 
     serve(scenario)
+
+
+def test_who_hangs_up_after_a_second_request_ends_the_first() -> None:
+    async def scenario(call: Callable[[], Awaitable[Caller]]) -> None:
+        callers = []
+        for second in (REQUEST, REQUEST[:20], b"POST / HTTP/1.1\r\ncontent-length: 9000\r\n\r\n"):
+            callers.append(await call())
+            callers[-1].send(b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\n")
+            await asyncio.sleep(0.05)
+            callers[-1].send(second)
+            await asyncio.sleep(0.05)
+        assert len(answers_begun()) == 3
+        for caller in callers:
+            caller.writer.close()
+        await asyncio.gather(*answers_begun())
+
+    serve(scenario)
+
+
+def test_of_many_requests_sent_ahead_few_are_read_before_their_turn() -> None:
+    async def scenario(call: Callable[[], Awaitable[Caller]]) -> None:
+        caller = await call()
+        caller.send(b"GET /late HTTP/1.1\r\nhost: x\r\n\r\n")
+        caller.send(REQUEST * 20_000)
+        for _ in range(100):
+            assert (await caller.answer()).startswith(b"HTTP/1.1 200")
+            assert 1 < cycles() < 300
+        caller.writer.transport.abort()
+
+    serve(scenario)
+
+
+def test_requests_sent_ahead_are_answered_one_by_one_however_they_are_cut() -> None:
+    async def scenario(call: Callable[[], Awaitable[Caller]]) -> None:
+        caller = await call()
+        expected = []
+        for number in range(1500):
+            body = b"%d" % number * (1 + number % 40)
+            expected.append(body)
+            caller.send(b"POST /echo HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        for body in expected:
+            head = await caller.reader.readuntil(b"\r\n\r\n")
+            assert b"content-length: %d\r\n" % len(body) in head
+            assert await caller.reader.readexactly(len(body)) == body
+
+    serve(scenario)
+
+
+def cycles() -> int:
+    """Requests that were read and are still remembered."""
+    return sum(isinstance(each, RequestResponseCycle) for each in gc.get_objects())
+
+
+def answers_begun() -> list[asyncio.Task[Any]]:
+    return [task for task in asyncio.all_tasks() if "run_asgi" in repr(task.get_coro())]
 
 
 def test_who_offers_another_protocol_is_answered_in_this_one() -> None:
