@@ -11,7 +11,10 @@ logger = logging.getLogger("watermaster")
 
 
 class Signals:
-    """SIGTERM and SIGINT as events: the first, the second; a third does what it does by default."""
+    """SIGTERM and SIGINT as events: the first, the second; a third does what it does by default.
+
+    SIGHUP, a terminal that is closed, is a first one however often it comes; none under nohup.
+    """
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
@@ -19,6 +22,8 @@ class Signals:
         self._loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._arrived)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            self._loop.add_signal_handler(signal.SIGHUP, self.first.set)
 
     def _arrived(self) -> None:
         if not self.first.is_set():

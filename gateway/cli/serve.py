@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.option("--host", metavar="ADDRESS", help="Address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=int, metavar="PORT", help="Port to listen on.  [default: 8000]")
 def serve(config_file: Path | None, host: str | None, port: int | None) -> None:
-    """Serve the model until SIGTERM or Ctrl-C.
+    """Serve the model until SIGTERM, Ctrl-C, or its terminal is closed.
 
     /ready answers once the model is warmed up. The first signal lets running work finish within
     `server.drain_grace` seconds; a second one ends it at once.

@@ -183,6 +183,20 @@ def test_killed_found_again_and_drained(folder: Path, start: Callable[..., Serve
     assert key.rpartition("-")[2] not in second.log.read_text()
 
 
+def test_a_terminal_that_is_closed_ends_the_server_in_order(
+    folder: Path, start: Callable[..., ServerProcess]
+) -> None:
+    server = start(WATERMASTER_MODEL_DEVICE="simulated")
+    server.url()
+    store = folder / ".watermaster/valkey.pid"
+    assert store.exists()
+    for _ in range(2):  # from the kernel and from the shell
+        server.process.send_signal(signal.SIGHUP)
+    assert server.wait() == 0, server.log.read_text()
+    assert [entry["message"] for entry in server.entries()][-1] == "stopped"
+    assert not store.exists()
+
+
 def test_an_embedded_store_that_dies_is_started_again(
     folder: Path, start: Callable[..., ServerProcess]
 ) -> None:
