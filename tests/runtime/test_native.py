@@ -15,10 +15,11 @@ from engine.runtime.attention import GatherAttention
 from engine.runtime.kv_cache import KVCache
 from engine.runtime.native import library
 from engine.runtime.native.attention import NativeAttention, make_attention
-from engine.runtime.native.library import build
+from engine.runtime.native.library import build, load
 from engine.runtime.operators import NativeOperators, TorchOperators, make_operators
 from engine.runtime.ragged import ragged
 from engine.runtime.rope import RotaryTable
+from engine.runtime.store import default_root
 from tests.runtime.driver import TINY
 
 CPU = torch.device("cpu")
@@ -148,3 +149,15 @@ def test_it_is_built_once(tmp_path):
     assert build(tmp_path) == first
     assert first.stat().st_mtime_ns == written
     assert list(tmp_path.iterdir()) == [first]
+
+
+def test_a_library_that_is_not_whole_is_built_anew(tmp_path, monkeypatch):
+    made = build(default_root() / "native")
+    compiler = tmp_path / "c++"  # a quick one
+    compiler.write_text(f'#!/bin/sh\nfor last; do :; done\ncp "{made}" "$last"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    target = build(tmp_path / "new")
+    target.write_bytes(b"")
+    assert load(tmp_path / "new").rms_norm_f32
+    assert target.read_bytes() == made.read_bytes()

@@ -113,10 +113,20 @@ def kernels_for(dtype: torch.dtype) -> Kernels | None:
 @cache
 def _library() -> ctypes.CDLL | None:
     try:
-        return ctypes.CDLL(str(build(default_root() / "native")))
+        return load(default_root() / "native")
     except (BuildError, ModelStoreError, OSError) as error:
         logger.warning("computing without native kernels, more slowly: %s", error)
         return None
+
+
+def load(folder: Path) -> ctypes.CDLL:
+    """The library, built unless it is in `folder`. Raises BuildError or OSError."""
+    target = build(folder)
+    try:
+        return ctypes.CDLL(str(target))
+    except OSError:  # it is damaged
+        target.unlink(missing_ok=True)
+        return ctypes.CDLL(str(build(folder)))
 
 
 def build(folder: Path) -> Path:
@@ -136,6 +146,8 @@ def build(folder: Path) -> Path:
             Path(scratch, name).write_bytes(text)
         made = Path(scratch, "kernels.so")
         _compile((compiler, *FLAGS, str(Path(scratch, "kernels.cpp")), "-o", str(made)))
+        with made.open("rb") as whole:
+            os.fsync(whole.fileno())  # or a machine that goes down now may leave an empty one
         os.replace(made, target)  # at once, for another process may build it at the same time
     return target
 
