@@ -1,7 +1,7 @@
 """The default model's tokenizer, as installed, against transformers."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from engine.runtime.text.codec import TextCodec
@@ -70,6 +70,7 @@ def test_any_text_agrees_with_transformers_and_comes_back(codec, reference):
     @settings(max_examples=200, deadline=None)
     @given(st.text(characters, max_size=200))
     def agree(text):
+        assume(not any(special in text for special in reference.all_special_tokens))  # guarded here
         tokens = codec.encode(text, add_special=False)
         assert tokens == reference.encode(text)
         assert text_of(codec, tokens) == text

@@ -1,6 +1,7 @@
 """The codec over small models, as GGUF files and as Hugging Face folders."""
 
 import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -212,6 +213,15 @@ def test_a_tokenizer_that_would_let_users_forge_control_tokens_is_refused(folder
         (lambda content: content["model"].update(type="Unigram"), "must be BPE, not Unigram"),
         (lambda content: content.update(decoder={"type": "WordPiece"}), "not: WordPiece"),
         (lambda content: content.update(normalizer={"type": "?"}), "cannot be built"),
+        (
+            lambda content: content["model"].update(type="Unigram", vocab=[["a", 0.0]]),
+            r"tokenizer\.json: .* must be BPE, not Unigram",
+        ),
+        (lambda content: content.pop("model"), r"tokenizer\.json: .* must be BPE, not None"),
+        (lambda content: content["model"].pop("merges"), r"tokenizer\.json: 'model\.merges' does"),
+        (lambda content: content["model"]["vocab"].update(a="b"), r"'model\.vocab' does not hold"),
+        (lambda content: content.update(added_tokens=None), r"'added_tokens' does not hold what"),
+        (lambda content: content.update(decoder={}), r"tokenizer\.json: 'decoder' does not hold"),
     ],
 )
 def test_other_kinds_of_tokenizers_are_refused(folder, tmp_path, edit, message):
@@ -225,3 +235,18 @@ def test_missing_and_broken_files_are_named(folder, tmp_path):
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(CodecError, match=r"tokenizer\.json is not valid JSON"):
         TextCodec.load(tmp_path)
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    for name, content, message in (
+        ("chat_template.jinja", b"\xff", r"chat_template\.jinja is not UTF-8"),
+        ("tokenizer_config.json", b'{"chat_template": 3}', r"_config\.json: 'chat_template' must"),
+        ("tokenizer_config.json", b'{"eos_token": 3}', r"_config\.json: 'eos_token' must be text"),
+        ("generation_config.json", b'{"eos_token_id": "x"}', r"_config\.json: 'eos_token_id' must"),
+    ):
+        before = (tmp_path / name).read_bytes() if (tmp_path / name).exists() else None
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(CodecError, match=message):
+            TextCodec.load(tmp_path)
+        if before is None:
+            (tmp_path / name).unlink()
+        else:
+            (tmp_path / name).write_bytes(before)

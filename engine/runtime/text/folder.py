@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from engine.runtime.text.description import check_description
 from engine.runtime.text.errors import CodecError
 from engine.runtime.text.source import TokenizerSource
 
@@ -15,17 +16,19 @@ def read_folder(folder: Path) -> TokenizerSource:
     if not (folder / "tokenizer.json").is_file():
         raise CodecError(f"{folder} has no tokenizer.json, so its tokenizer cannot be built")
     tokenizer = _json(folder / "tokenizer.json")
+    check_description(tokenizer, folder / "tokenizer.json")
     settings = _json(folder / "tokenizer_config.json")
     special = {
         name: text
         for name in _SPECIAL_TOKENS
-        if (text := _token_text(settings.get(name))) is not None
+        if (text := _token_text(folder, name, settings.get(name))) is not None
     }
     config = _json(folder / "config.json")
-    generation = _json(folder / "generation_config.json")
-    ends = _ids(generation.get("eos_token_id")) | _ids(config.get("eos_token_id"))
-    if "eos_token" in special:
-        ends |= _ids(_token_id(tokenizer, special["eos_token"]))
+    ends = _ids(folder / "config.json", config)
+    ends |= _ids(folder / "generation_config.json", _json(folder / "generation_config.json"))
+    end = _token_id(tokenizer, special["eos_token"]) if "eos_token" in special else None
+    if end is not None:
+        ends.add(end)
     return TokenizerSource(
         tokenizer=tokenizer,
         chat_template=_chat_template(folder, settings),
@@ -62,10 +65,16 @@ def write_folder(source: TokenizerSource, folder: Path) -> None:
 def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
     own_file = folder / "chat_template.jinja"
     if own_file.is_file():
-        return own_file.read_text(encoding="utf-8")
+        try:
+            return own_file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise CodecError(f"{own_file} is not UTF-8: {error}") from error
     template = settings.get("chat_template")
     if isinstance(template, list):  # several by name
-        return next((each["template"] for each in template if each["name"] == "default"), None)
+        named = (each for each in template if isinstance(each, dict))
+        template = next((t.get("template") for t in named if t.get("name") == "default"), None)
+    if template is not None and not isinstance(template, str):
+        raise CodecError(f"{folder / 'tokenizer_config.json'}: 'chat_template' must be text")
     return template
 
 
@@ -86,8 +95,13 @@ def _write(path: Path, content: dict[str, Any]) -> None:
     path.write_text(text + "\n", encoding="utf-8")
 
 
-def _token_text(value: str | dict[str, Any] | None) -> str | None:
-    return value["content"] if isinstance(value, dict) else value
+def _token_text(folder: Path, name: str, value: object) -> str | None:
+    if value is None:
+        return None
+    text = value.get("content") if isinstance(value, dict) else value
+    if not isinstance(text, str):
+        raise CodecError(f"{folder / 'tokenizer_config.json'}: '{name}' must be text or a token")
+    return text
 
 
 def _token_id(tokenizer: dict[str, Any], text: str) -> int | None:
@@ -96,7 +110,9 @@ def _token_id(tokenizer: dict[str, Any], text: str) -> int | None:
     return token
 
 
-def _ids(value: int | list[int] | None) -> set[int]:
-    if value is None:
-        return set()
-    return {value} if isinstance(value, int) else set(value)
+def _ids(path: Path, content: dict[str, Any]) -> set[int]:
+    value = content.get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(token, int) for token in ids):
+        raise CodecError(f"{path}: 'eos_token_id' must be a token id or a list of them")
+    return set(ids)
