@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,6 +16,7 @@ from tenants.prices import NANOS
 GROUPS = ("tenant", "key", "model", "day", "hour")
 HOUR = 3600  # seconds
 DEFAULT_SPAN = 30 * 86_400  # seconds
+_SECONDS = re.compile("[0-9]{1,7}|[0-9]{9,12}")  # eight digits are a date
 _LATEST = 253_370_764_800  # the beginning of the year 9999
 SUMS = (*COLUMNS[:-1], "device_seconds", "money")  # columns of a line, after what it is for
 
@@ -103,7 +105,7 @@ def read_question(
 def read_instant(name: str, text: str) -> int:
     """Unix seconds of a date, an RFC 3339 instant or Unix seconds. Raises InvalidQuestionError."""
     try:
-        if text.isascii() and text.isdigit() and len(text) <= 12:
+        if _SECONDS.fullmatch(text):
             instant = int(text)
         else:
             moment = datetime.fromisoformat(text)

@@ -155,6 +155,7 @@ def test_nobody_else_is_told_of_all_tenants(server: LiveServer) -> None:
     [
         ({"from": "yesterday"}, "from"),
         ({"to": "99999-01-01"}, "to"),
+        ({"from": "20261301"}, "from"),
         ({"from": "9" * 400}, "from"),
         ({"from": "2026-02-01", "to": "2026-01-01"}, "from"),
         ({"by": "tenant"}, "by"),
@@ -180,6 +181,8 @@ def test_dates_instants_and_seconds_name_the_same_hours(server: LiveServer) -> N
     assert hours("2026-01-31", "2026-01-31T01:00:01Z") == expected
     assert hours("2026-01-31T01:30:00+01:00", "2026-01-31T02:00:00Z") == expected
     assert hours("1769817600", "1769824800") == expected
+    assert hours("20260131", "20260131T020000Z") == expected
+    assert hours("0", "3600")[0] == "1970-01-01T00:00:00Z"
 
 
 def test_metrics_and_readiness_say_where_usage_is_kept(server: LiveServer) -> None:
