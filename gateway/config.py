@@ -56,7 +56,8 @@ class ServerSettings(Section):
     """Seconds a caller may take to send a request's head, and again for its body."""
 
     write_timeout: Seconds = 30.0
-    """Seconds after which a caller that does not read its answer is cut off."""
+    """Seconds after which a caller that does not read its answer is cut off; later by
+    `stream_keepalive` where the answer is no stream."""
 
     idle_timeout: Annotated[int, Field(ge=1, le=3600)] = 75
     """Seconds an idle connection is kept for its caller's next request. Longer than a load balancer

@@ -4,7 +4,7 @@ uvicorn's parser holds request heads of any size and waits for them for ever; he
 size and a time, and connections have a number. The same time is given to the rest of a body whose
 request was refused before it had arrived: it is thrown away, so that the refusal can be read. Of
 requests sent ahead of their answers few are read before their turn, where uvicorn's parser reads
-all that come.
+all that come. And whoever reads nothing of an answer is cut off, where uvicorn waits for ever.
 """
 
 import asyncio
@@ -23,11 +23,15 @@ PIECE = 4096  # bytes that are parsed before it is asked whether a request waits
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """`head_timeout` is in seconds, for a request's head and for the rest of a refused body."""
+    """Times are in seconds: `head_timeout` for a request's head and for the rest of a refused body,
+
+    `stall_timeout` for a caller to read some of what is written.
+    """
 
     max_connections: int
     max_header_bytes: int
     head_timeout: float
+    stall_timeout: float
 
 
 class BoundedHttpProtocol(WatchedProtocol):
@@ -43,6 +47,7 @@ class BoundedHttpProtocol(WatchedProtocol):
         self._head_read = False  # by the last piece of data
         self._in_body = False  # the head was read and the end of the body was not
         self._rest_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -55,7 +60,24 @@ class BoundedHttpProtocol(WatchedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_head()
         self._end_rest()
+        self._end_stall()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._await_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._end_stall()
+
+    def timeout_keep_alive_handler(self) -> None:
+        if self.flow.write_paused:  # an answer is being read that takes long; see `_await_reader`
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+        else:
+            super().timeout_keep_alive_handler()
 
     def data_received(self, data: bytes) -> None:
         if self.pipeline or self.flow.held:
@@ -148,6 +170,23 @@ class BoundedHttpProtocol(WatchedProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+    def _await_reader(self) -> None:
+        unread = self.transport.get_write_buffer_size()
+        self._stall_timer = self.loop.call_later(
+            self.limits.stall_timeout, self._reader_late, unread
+        )
+
+    def _reader_late(self, unread: int) -> None:
+        if self.transport.get_write_buffer_size() < unread:
+            self._await_reader()
+        else:
+            self.transport.abort()
+
+    def _end_stall(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
 
     def _end_rest(self) -> None:
         if self._rest_timer is not None:

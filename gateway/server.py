@@ -216,7 +216,11 @@ def _edge_limits(settings: ServerSettings, domain: str) -> EdgeLimits:
 
 def _http_server(settings: ServerSettings, gateway: Gateway) -> HttpServer:
     limits = ConnectionLimits(
-        settings.max_connections, settings.max_header_bytes, settings.read_timeout
+        settings.max_connections,
+        settings.max_header_bytes,
+        settings.read_timeout,
+        # a stream finds out itself, and says why it ended, once it has something to write again
+        settings.write_timeout + settings.stream_keepalive,
     )
     config = uvicorn.Config(
         build_app(gateway),

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import orjson
+import pytest
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
@@ -14,18 +15,24 @@ from gateway.http_protocol import ConnectionLimits, bounded
 from gateway.listener import bind
 from gateway.server import HttpServer
 
-LIMITS = ConnectionLimits(max_connections=3, max_header_bytes=4096, head_timeout=0.3)
+LIMITS = ConnectionLimits(
+    max_connections=3, max_header_bytes=4096, head_timeout=0.3, stall_timeout=1.0
+)
+LARGE = 32 << 20
 REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
     """Answers at once, whatever the body; `/wait` only when the caller has hung up.
 
-    `/begun` has begun to by then, `/late` takes its time, and `/echo` answers with the body.
+    `/begun` has begun to by then, `/late` takes its time, `/echo` answers with the body
+    and `/large` with more than a socket holds.
     """
     body = b"ok"
     if scope["path"] == "/echo":
         body = await read_body({}, receive, 1000, 5)
+    if scope["path"] == "/large":
+        body = b"x" * LARGE
     start = {
         "type": "http.response.start",
         "status": 200,
@@ -295,6 +302,32 @@ def test_who_hangs_up_after_a_second_request_ends_the_first() -> None:
         for caller in callers:
             caller.writer.close()
         await asyncio.gather(*answers_begun())
+
+    serve(scenario)
+
+
+def test_who_reads_nothing_is_cut_off_though_more_was_asked() -> None:
+    async def scenario(call: Callable[[], Awaitable[Caller]]) -> None:
+        caller = await call()
+        caller.send(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n" * 2)
+        await caller.reader.readuntil(b"\r\n\r\n")
+        assert len(answers_begun()) == 1  # the second waits until there is room for more
+        await asyncio.gather(*answers_begun())
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
+            await caller.reader.readexactly(LARGE)
+
+    serve(scenario)
+
+
+def test_who_reads_slowly_is_not_cut_off() -> None:
+    async def scenario(call: Callable[[], Awaitable[Caller]]) -> None:
+        caller = await call()
+        caller.send(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n" * 2)
+        for _ in range(2):
+            await caller.reader.readuntil(b"\r\n\r\n")
+            for _ in range(16):
+                await caller.reader.readexactly(LARGE // 16)
+                await asyncio.sleep(0.1)
 
     serve(scenario)
 

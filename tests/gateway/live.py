@@ -379,7 +379,7 @@ class LiveServer:
         )
         config = uvicorn.Config(
             build_app(self.gateway),
-            http=bounded(ConnectionLimits(200, 65536, 10.0)),
+            http=bounded(ConnectionLimits(200, 65536, 10.0, 45.0)),
             lifespan="off",
             log_config=None,
             timeout_keep_alive=30,
