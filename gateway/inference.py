@@ -1,9 +1,9 @@
 """One model call from HTTP to the engine and back; the ASGI endpoint of every shape."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
@@ -36,6 +36,8 @@ from telemetry.tracing import RequestTrace
 from telemetry.units import SECOND
 from tenants.calls import CallName
 from tenants.model import INFERENCE, Principal, Tenant
+
+T = TypeVar("T")
 
 SHORT_BODY = 1024  # bytes that are read sooner than a worker thread would have woken up
 
@@ -83,7 +85,7 @@ class Inference:
         with await self._gateway.quota.open(admission.principal.tenant) as ticket:
             body = await self._read(scope, receive)
             with Hangup(connection_of(scope)) as hangup:
-                await self._run(body, admission, ticket, trace, hangup, scope, send)
+                await self._serve(body, admission, ticket, trace, hangup, scope, send)
 
     async def _once(
         self, admission: Admission, trace: RequestTrace, scope: Scope, receive: Receive, send: Send
@@ -96,14 +98,13 @@ class Inference:
 
         async def run(recording: Recording) -> Row | None:
             with await gateway.quota.open(tenant) as ticket, Hangup(recording) as hangup:
-                return await self._run(
+                return await self._serve(
                     body, admission, ticket, trace, hangup, scope, recording.send
                 )
 
         with Hangup(connection_of(scope)) as hangup:
             read = partial(read_payload, scope["path"], body, principal, gateway.models)
-            short = len(body) <= SHORT_BODY
-            asked = read() if short else await gateway.workers.run(tenant.id, read)
+            asked = await self._look_into(body, tenant, read)
             name = CallName(tenant.id, key, asked.print)
             reader = await self._keyed.read(name, asked.model, run)
             hangup.cancels(reader)
@@ -127,20 +128,6 @@ class Inference:
         headers = Call.of(scope).headers
         return await read_body(headers, receive, limits.max_body_bytes, limits.body_timeout)
 
-    async def _run(
-        self,
-        body: bytes,
-        admission: Admission,
-        ticket: Ticket,
-        trace: RequestTrace,
-        hangup: Hangup,
-        scope: Scope,
-        send: Send,
-    ) -> Row | None:
-        """Compute the answer; returns what a stream failed of in-band, if it did."""
-        prepared = await self._prepare(body, admission.principal)
-        return await self._serve(prepared, admission, ticket, trace, hangup, scope, send)
-
     async def _admit(self, call: Call) -> Admission:
         gateway = self._gateway
         if gateway.draining:
@@ -162,17 +149,15 @@ class Inference:
         comeback = read_return(call.headers, ids)
         return Admission(principal, lineage, deadlines, comeback, ids.passed_over)
 
-    async def _prepare(self, body: bytes, principal: Principal) -> Prepared:
-        gateway, tenant = self._gateway, principal.tenant.id
+    async def _look_into(self, body: bytes, tenant: Tenant, look: Callable[[], T]) -> T:
+        """What `look` finds in a body; other calls go on while it looks into a long one."""
         if len(body) <= SHORT_BODY:
-            return prepare(self._shape, body, principal, gateway.models)
-        return await gateway.workers.run(
-            tenant, prepare, self._shape, body, principal, gateway.models
-        )
+            return look()
+        return await self._gateway.workers.run(tenant.id, look)
 
     async def _serve(
         self,
-        prepared: Prepared,
+        body: bytes,
         admission: Admission,
         ticket: Ticket,
         trace: RequestTrace,
@@ -180,13 +165,17 @@ class Inference:
         scope: Scope,
         send: Send,
     ) -> Row | None:
-        request = _request(prepared, admission, self._gateway.limits.domain)
-        placed = await self._router.place(prepared, request, admission.principal, hangup, ticket)
+        """Compute the answer and write it; returns what a stream failed of in-band, if it did."""
+        gateway, principal = self._gateway, admission.principal
+        check = partial(prepare, self._shape, body, principal, gateway.models)
+        prepared = await self._look_into(body, principal.tenant, check)
+        request = _request(prepared, admission, gateway.limits.domain)
+        placed = await self._router.place(prepared, request, principal, hangup, ticket)
         prepared, generation = placed.prepared, placed.generation
         if trace.recorded:
             _describe(trace, placed, admission.passed_over)
         trace.follow(generation.sequences)
-        clock, history = self._gateway.clock, prepared.model.history
+        clock, history = gateway.clock, prepared.model.history
         call = Call.of(scope)
         history.record(
             CallSubmitted(clock.now(), call.arrived, request.lineage, generation.sequences)
@@ -197,7 +186,7 @@ class Inference:
         failure: Row | None = None
         try:
             if prepared.request.stream:
-                failure = await self._stream(answer, admission.principal.tenant, call, send, more)
+                failure = await self._stream(answer, principal.tenant, call, send, more)
             else:
                 await answer.whole(send, more)
         except StalledError:
