@@ -5,6 +5,8 @@
 BIN := .venv/bin
 PY := $(BIN)/python
 CODE := gateway engine policies tenants telemetry loadgen tests
+# Their tests on the real model only compute; those that start servers have the machine alone.
+COMPUTING := tests/runtime tests/text
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,7 +34,8 @@ check: setup-test  ## Style, types and import contracts
 test: check  ## Everything CI runs: `make check`, then all tests
 	$(PY) -m pytest -m "not model and not server and not kernels" -n 2 --dist worksteal
 	$(PY) -m pytest -m kernels -n 2 --dist worksteal tests/runtime/kernels
-	$(PY) -m pytest -m "model or server"
+	$(PY) -m pytest -m "model or server" -n 2 --dist worksteal $(COMPUTING)
+	$(PY) -m pytest -m "model or server" $(COMPUTING:%=--ignore=%)
 
 docs: setup  ## Write docs/configuration.md and watermaster.example.toml anew
 	$(BIN)/watermaster config docs > docs/configuration.md
