@@ -1,7 +1,7 @@
 """The `watermaster` command.
 
-Every module here imports only click and the standard library at its top, so that `--help` and
-completion answer at once; commands import what they need when they run.
+Every module here imports only click, the standard library and the table of tenants' settings at its
+top, so that `--help` and completion answer at once; commands import what they need when they run.
 """
 
 import errno
