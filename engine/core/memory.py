@@ -76,10 +76,13 @@ def _peak_fits(state: KernelState, sequence: Sequence) -> bool:
     """The check of the VTC artifact, which takes declared lengths for true.
 
     Sorted by what is left to generate, longest first, memory peaks when the i-th ends: all up to it
-    then hold what they have and as much again as the i-th still has to go.
+    then hold what they have and as much again as the i-th still has to go. The artifact leaves at
+    least a token free, which a request as large as the pool never does: alone it is let in.
     """
     batch, policy = state.batch, state.config.policy
     running = batch.ids >= 0
+    if not running.any():
+        return True
     used = np.append(batch.known[running], len(sequence.tokens) + 1)
     left = np.append(
         batch.limit[running] - batch.known[running],

@@ -5,7 +5,7 @@ import pytest
 from engine.core.config import KernelConfig
 from engine.core.plan import Sampling
 from policies.config import PolicyConfig
-from telemetry.events import FlowStalled, PreemptReason, SequencePreempted, Stall
+from telemetry.events import Cause, FlowStalled, PreemptReason, SequencePreempted, Stall
 from tests.kernel.world import World, config
 
 STOP = 7
@@ -89,6 +89,17 @@ def test_a_lone_request_always_enters(deviations):
     number = world.ask("long", prompt=110)
     world.step()
     assert running(world, number)
+
+
+@pytest.mark.parametrize("kv_admission", ["grow", "predicted_peak", "reserve"])
+@pytest.mark.parametrize("overhead", [0, 20])
+def test_a_request_as_large_as_the_memory_runs_when_nothing_else_does(kv_admission, overhead):
+    policy = PolicyConfig(kv_admission=kv_admission, client_overhead_tokens=overhead)
+    world = World(config(num_blocks=8, block_size=16, max_context=128, policy=policy))
+    (large,) = world.submit(prompt=100, output=28)
+    (small,) = world.submit(prompt=10, output=5)
+    world.run()
+    assert [world.ended[number].cause for number in (large, small)] == [Cause.LENGTH] * 2
 
 
 @pytest.mark.parametrize(("host_blocks", "entered"), [(0, 5), (64, 8)])
