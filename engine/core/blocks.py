@@ -147,6 +147,11 @@ class BlockLedger:
         """Blocks that become available once all steps in flight have retired."""
         return sum(1 for _, _, bs in self._holds for b in bs if self._refs[b] == 1)
 
+    def unpublish(self, blocks: Iterable[int]) -> None:
+        """Let the content of `blocks`, which have holders, be found by hash no more."""
+        for block in blocks:
+            self._forget(block)
+
     def forget_all(self) -> None:
         """The device lost its memory: no content can be found by hash any more."""
         for block in range(self.num_blocks):

@@ -216,7 +216,10 @@ def _finish(
     for row, failure in sorted(result.failures.items()):
         if valid[row]:
             cause = Cause.NUMERICAL if failure.numerical else Cause.CONSTRAINT
-            state.end(_at(state, plan, row), cause, now, failure.detail)
+            sequence = _at(state, plan, row)
+            if failure.numerical:  # whatever began like it would fail like it
+                state.ledger.unpublish(sequence.blocks)
+            state.end(sequence, cause, now, failure.detail)
     for row in (stopped | full).nonzero()[0].tolist():
         if row not in result.failures:
             cause = Cause.STOP if stopped[row] else Cause.LENGTH

@@ -427,6 +427,25 @@ def test_a_sequence_with_nan_logits_fails_alone():
     assert ends(world, first) is ends(world, last) is Cause.LENGTH
 
 
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_what_a_numerical_failure_leaves_in_the_cache_is_found_by_nobody(in_flight):
+    """Masked positions count zero times, and zero times NaN is NaN: a bad token late in a chunk
+
+    spoils what the chunk holds before it, which is published before anything is drawn.
+    """
+    kernel = config(max_in_flight=in_flight, max_step_tokens=64)
+    world = World(kernel, executor=Failing(bad=1))
+    prompt = list(range(100))
+    (bad,) = world.submit("a", prompt, 5)
+    world.run()
+    assert ends(world, bad) is Cause.NUMERICAL
+    (good,) = world.submit("a", [*prompt[:96], 7], 5)
+    world.run()
+    world.check_idle()
+    assert ends(world, good) is Cause.LENGTH
+    assert world.ended[good].cached_tokens == 0
+
+
 def test_a_lost_executor_fails_what_ran_and_keeps_what_waited():
     world = World(config(max_running=1, max_in_flight=2))
     (running,) = world.submit("a", 40, 50)
